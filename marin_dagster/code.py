@@ -1,0 +1,104 @@
+"""Turns a recipe's class into what its build executes: digests of our modules, library versions."""
+
+import ast
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+from collections.abc import Iterator
+
+# The machinery around a build; its format has a version of its own, in the record.
+MACHINERY = ("recipe", "kinds", "code", "record", "attempt", "store", "plan", "environment")
+
+
+def code_digests(cls: type) -> dict[str, str]:
+    """Returns {module: digest} of every module of ours that a build of `cls` may execute.
+
+    Follows the import statements, also those inside functions, within the package of `cls` and
+    this one. Comments, docstrings and layout do not count.
+    """
+    return dict(sorted(_closure(cls.__module__)[0]))
+
+
+@functools.lru_cache(maxsize=256)
+def library_versions(cls: type) -> dict[str, str]:
+    """Returns {distribution: version} of the libraries that those modules import."""
+    names = _distributions()
+    found = {dist for top in _closure(cls.__module__)[1] for dist in names.get(top, ())}
+    return {dist: importlib.metadata.version(dist) for dist in sorted(found)}
+
+
+@functools.lru_cache(maxsize=256)
+def _closure(start: str) -> tuple[tuple[tuple[str, str], ...], frozenset[str]]:
+    roots = {start.partition(".")[0], "marin_dagster"}
+    skipped = {f"marin_dagster.{name}" for name in MACHINERY}
+    digests: dict[str, str] = {}
+    libraries: set[str] = set()
+    pending = [start]
+    while pending:
+        module = pending.pop()
+        if module in digests or module in skipped:
+            continue
+        parsed = _parse(module)
+        if parsed is None:
+            continue
+        digests[module], imported = parsed
+        for name in imported:
+            if name.partition(".")[0] in roots:
+                pending.append(name)
+            else:
+                libraries.add(name.partition(".")[0])
+    return tuple(digests.items()), frozenset(libraries)
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse(module: str) -> tuple[str, tuple[str, ...]] | None:
+    """Returns a module's digest and the names it imports; None when it has no source file."""
+    source = _source(module)
+    if source is None:
+        return None
+    tree = ast.parse(source)
+    imported = tuple(_imports(tree, module))
+    for node in ast.walk(tree):
+        _drop_docstring(node)
+    return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:12], imported
+
+
+def _source(module: str) -> bytes | None:
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ModuleNotFoundError, ValueError):  # an attribute of a module; `__main__`
+        return None
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    with open(spec.origin, "rb") as file:
+        return file.read()
+
+
+def _imports(tree: ast.AST, module: str) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                base = ".".join([*module.split(".")[: -node.level], *filter(None, [base])])
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _drop_docstring(node: ast.AST) -> None:
+    if not isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+        return
+    first = node.body[0] if node.body else None
+    if (
+        isinstance(first, ast.Expr)
+        and isinstance(first.value, ast.Constant)
+        and isinstance(first.value.value, str)
+    ):
+        node.body = node.body[1:] or [ast.Pass()]
+
+
+@functools.lru_cache(maxsize=1)
+def _distributions() -> dict[str, list[str]]:
+    return {name: list(found) for name, found in importlib.metadata.packages_distributions().items()}

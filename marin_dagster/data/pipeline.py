@@ -1,0 +1,347 @@
+"""Turns the shards of one Documents folder into shards of another, in worker processes.
+
+Each shard ends as one output shard and one ledger that adds up: read = kept + dropped + errors.
+Workers run datatrove pipelines. A shard that was finished before a kill is not done again; a
+shard that was not finished leaves nothing that could be taken for complete.
+"""
+
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from marin_dagster.data.documents import SUFFIX, Document, shard_paths
+from marin_dagster.recipe import Context, Counts, Placement, StageError
+
+MAX_EXAMPLES = 5
+_POLL_SECONDS = 0.05
+_LOG_TAIL_BYTES = 2000
+
+
+@dataclass(frozen=True)
+class Keep:
+    """The document goes on, perhaps with another text, with numbers to write beside it."""
+
+    document: Document
+    attributes: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Drop:
+    """The document ends here. `evidence` is one row for the stage's evidence file."""
+
+    reason: str
+    evidence: Mapping[str, Any] | None = None
+
+
+class DocumentStep(ABC):
+    """Decides on one document at a time. It is pickled to the workers; its repr is its identity."""
+
+    @abstractmethod
+    def judge(self, document: Document, shard: int, row: int) -> Keep | Drop:
+        """Keeps or drops the document at `row` of input shard `shard`."""
+
+
+@dataclass(frozen=True)
+class MapReport:
+    """What became of all documents of a map, added up over its shards."""
+
+    read: int
+    kept: int
+    characters: int  # of the kept documents
+    dropped: Mapping[str, int]
+    errors: Mapping[str, int]
+    examples: Sequence[Mapping[str, Any]]  # of drops and errors, a few per reason
+    sources: Mapping[str, tuple[int, int]]  # source: (read, kept)
+
+    @property
+    def counts(self) -> Counts:
+        return Counts(
+            unit="documents",
+            read=self.read,
+            kept=self.kept,
+            dropped=self.dropped,
+            errors=self.errors,
+        )
+
+    def numbers(self) -> dict[str, int | float]:
+        """The numbers that every stage records."""
+        reasons = {f"dropped/{reason}": count for reason, count in self.dropped.items()}
+        totals = {"documents": self.kept, "documents_read": self.read}
+        return {**totals, "characters": self.characters, **reasons}
+
+    def tables(self) -> dict[str, Sequence[Mapping[str, Any]]]:
+        """Examples by reason, and the share of each source that was removed."""
+        tables: dict[str, Sequence[Mapping[str, Any]]] = {"sources": self.source_rows()}
+        if drops := [row for row in self.examples if row["reason"] in self.dropped]:
+            tables["dropped"] = drops
+        if errors := [row for row in self.examples if row["reason"] in self.errors]:
+            tables["errors"] = errors
+        return tables
+
+    def source_rows(self) -> list[dict[str, Any]]:
+        ranked = sorted(self.sources.items(), key=lambda item: (-item[1][0], item[0]))
+        return [
+            {
+                "source": source,
+                "read": read,
+                "kept": kept,
+                "removed": round((read - kept) / read, 4),
+            }
+            for source, (read, kept) in ranked[:50]
+        ]
+
+
+def map_documents(
+    ctx: Context,
+    folder: str,
+    step: DocumentStep,
+    *,
+    evidence_file: str | None = None,
+    max_error_share: float = 0.01,
+) -> MapReport:
+    """Runs a step over all documents of a folder; writes `documents/` (and attributes) to ctx.out.
+
+    Output shards keep the names and the order of the input's. Drops with evidence are collected,
+    in order, in `evidence_file`. Raises StageError when more than `max_error_share` of the
+    documents cannot be read or judged, and when no document is kept.
+    """
+    inputs = [_checksum(path) for path in shard_paths(folder)]
+    work = _work_folder(ctx, "map", inputs, repr(step))
+    forget_unfinished(work, inputs)
+    run_tasks(
+        ctx, work, ("read", "judge", "write"), inputs=[path for path, *_ in inputs], step=step
+    )
+    ledgers = [_read_ledger(work, shard, found) for shard, found in enumerate(inputs)]
+    report = _add_up(ledgers)
+    _refuse_too_many_errors(report, max_error_share, folder)
+    if report.kept == 0:
+        reasons = ", ".join(f"{name} {count}" for name, count in report.dropped.items())
+        message = f"{ctx.recipe.address} kept 0 of {report.read} documents: {reasons or 'no input'}"
+        raise StageError("bad_input", f"{message}; loosen the rule that drops most, or check input")
+    _publish(ctx, work, ledgers, evidence_file)
+    return report
+
+
+def run_tasks(
+    ctx: Context,
+    work: str,
+    steps: tuple[str, ...],
+    *,
+    inputs: Sequence[str],
+    step: Any = None,
+    num_tasks: int | None = None,
+) -> None:
+    """Runs tasks 0..num_tasks-1 (one per input by default) of a pipeline in worker processes.
+
+    `steps` and `step` name what `shard_steps.make_pipeline` builds in the worker. Finished tasks
+    are skipped. Raises StageError when a worker fails or is killed.
+    """
+    num_tasks = len(inputs) if num_tasks is None else num_tasks
+    os.makedirs(work, exist_ok=True)
+    pending = [task for task in range(num_tasks) if not os.path.exists(completion(work, task))]
+    job = {"steps": steps, "inputs": list(inputs), "step": step, "num_tasks": num_tasks}
+    with open(os.path.join(work, "job.pickle"), "wb") as file:
+        pickle.dump(job, file)
+    workers = [
+        _Worker(work, number, tasks)
+        for number, tasks in enumerate(_deal(pending, ctx.placement))
+        if tasks
+    ]
+    try:
+        while any([worker.running() for worker in workers]):
+            done = num_tasks - sum(not os.path.exists(completion(work, t)) for t in pending)
+            ctx.progress(done, num_tasks, unit="shards")
+            time.sleep(_POLL_SECONDS)
+    finally:
+        for worker in workers:
+            worker.stop()
+    ctx.progress(num_tasks, num_tasks, unit="shards")
+
+
+def completion(work: str, task: int) -> str:
+    """The file that datatrove leaves when a task is done."""
+    return os.path.join(work, "completions", f"{task:05d}")
+
+
+def shard_file(work: str, folder: str, shard: int, suffix: str = SUFFIX) -> str:
+    """Path of a worker's output for a shard."""
+    return os.path.join(work, folder, f"{shard:05d}{suffix}")
+
+
+def _deal(tasks: Sequence[int], placement: Placement) -> list[Sequence[int]]:
+    """Tasks by worker. Local processes; another executor would be chosen by the placement here."""
+    count = max(1, min(placement.workers, len(tasks)))
+    return [tasks[number::count] for number in range(count)]
+
+
+class _Worker:
+    """One process that runs its tasks in order. A fresh interpreter: no fork, no imported JAX."""
+
+    def __init__(self, work: str, number: int, tasks: Sequence[int]):
+        self._work = work
+        self._tasks = tasks
+        self._log = os.path.join(work, f"worker-{number}.log")
+        self._failure = os.path.join(work, f"worker-{number}.failure")
+        if os.path.exists(self._failure):
+            os.remove(self._failure)
+        command = [sys.executable, "-m", "marin_dagster.data.shard_steps", work, self._failure]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        with open(self._log, "wb") as log:
+            self._process = subprocess.Popen(
+                [*command, *map(str, tasks)], stdout=log, stderr=log, env=environment
+            )
+
+    def running(self) -> bool:
+        """False when all its tasks are done; raises StageError when it ended otherwise."""
+        status = self._process.poll()
+        if status is None:
+            return True
+        if status != 0:
+            self._refuse(status)
+        return False
+
+    def stop(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+
+    def _refuse(self, status: int) -> None:
+        left = [task for task in self._tasks if not os.path.exists(completion(self._work, task))]
+        if os.path.exists(self._failure):
+            with open(self._failure) as file:
+                failure = json.load(file)
+            raise StageError(failure["reason"], f"shard {left[0]:05d}: {failure['message']}")
+        with open(self._log, "rb") as file:
+            tail = file.read()[-_LOG_TAIL_BYTES:].decode("utf-8", "replace")
+        if status < 0:
+            message = f"the worker of shard {left[0]:05d} was killed by signal {-status}"
+            hint = "if it ran out of memory, give fewer workers or smaller shards"
+            raise StageError("killed", f"{message}; {hint}\n{tail}")
+        raise StageError("error", f"the worker of shard {left[0]:05d} exited {status}\n{tail}")
+
+
+def _work_folder(ctx: Context, purpose: str, inputs: Sequence[Sequence[Any]], identity: str) -> str:
+    """A folder for exactly these input bytes and this step, so that no stale shard is reused."""
+    key = json.dumps([[size, digest] for _, size, digest in inputs]) + identity
+    return os.path.join(ctx.work, f"{purpose}-{hashlib.sha256(key.encode()).hexdigest()[:16]}")
+
+
+def work_folder(ctx: Context, purpose: str, folder: str, identity: str) -> str:
+    """A folder under ctx.work for a purpose, keyed by the bytes of the input and an identity."""
+    return _work_folder(ctx, purpose, [_checksum(path) for path in shard_paths(folder)], identity)
+
+
+def _checksum(path: str) -> tuple[str, int, str]:
+    import xxhash
+
+    digest = xxhash.xxh3_128()
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return path, os.path.getsize(path), digest.hexdigest()
+
+
+def forget_unfinished(work: str, inputs: Sequence[Sequence[Any]]) -> None:
+    """Unmarks tasks whose ledger or output is absent or does not match what was written."""
+    for shard in range(len(inputs)):
+        done = completion(work, shard)
+        if os.path.exists(done) and not _ledger_holds(work, shard):
+            os.remove(done)
+
+
+def _ledger_holds(work: str, shard: int) -> bool:
+    try:
+        with open(shard_file(work, "ledger", shard, ".json")) as file:
+            ledger = json.load(file)
+        return all(
+            _checksum(os.path.join(work, name))[1:] == (size, digest)
+            for name, (size, digest) in ledger["files"].items()
+        )
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def _read_ledger(work: str, shard: int, found: Sequence[Any]) -> dict[str, Any]:
+    path = shard_file(work, "ledger", shard, ".json")
+    if not _ledger_holds(work, shard):
+        message = f"shard {shard:05d} of {found[0]} was reported done without a sound ledger {path}"
+        raise StageError("error", f"{message}; is the disk full? Run the stage again")
+    with open(path) as file:
+        ledger = json.load(file)
+    lost = ledger["read"] - ledger["kept"]
+    lost -= sum(ledger["dropped"].values()) + sum(ledger["errors"].values())
+    if lost:
+        raise StageError("error", f"shard {shard:05d}: {lost} documents are unaccounted for")
+    return ledger
+
+
+def _add_up(ledgers: Iterable[Mapping[str, Any]]) -> MapReport:
+    totals: Counter[str] = Counter()
+    dropped: Counter[str] = Counter()
+    errors: Counter[str] = Counter()
+    shown: Counter[str] = Counter()
+    examples: list[Mapping[str, Any]] = []
+    sources: dict[str, tuple[int, int]] = {}
+    for ledger in ledgers:
+        totals.update({name: ledger[name] for name in ("read", "kept", "characters")})
+        dropped.update(ledger["dropped"])
+        errors.update(ledger["errors"])
+        for row in ledger["examples"]:
+            shown[row["reason"]] += 1
+            if shown[row["reason"]] <= MAX_EXAMPLES:
+                examples.append(row)
+        for source, (read, kept) in ledger["sources"].items():
+            old = sources.get(source, (0, 0))
+            sources[source] = (old[0] + read, old[1] + kept)
+    return MapReport(
+        read=totals["read"],
+        kept=totals["kept"],
+        characters=totals["characters"],
+        dropped=dict(sorted(dropped.items())),
+        errors=dict(sorted(errors.items())),
+        examples=examples,
+        sources=sources,
+    )
+
+
+def _refuse_too_many_errors(report: MapReport, max_error_share: float, folder: str) -> None:
+    failed = sum(report.errors.values())
+    if failed > max_error_share * report.read:
+        reasons = ", ".join(f"{name} {count}" for name, count in report.errors.items())
+        raise StageError(
+            "bad_input",
+            f"{failed} of {report.read} documents in {folder} failed ({reasons}), more than "
+            f"{max_error_share:.1%}; examples: {list(report.examples)[:MAX_EXAMPLES]}; "
+            "repair or rebuild the input",
+        )
+
+
+def _publish(
+    ctx: Context, work: str, ledgers: Sequence[Mapping[str, Any]], evidence_file: str | None
+) -> None:
+    """Puts the finished shards where they are committed, and joins the evidence in shard order."""
+    evidence: list[str] = []
+    for ledger in ledgers:
+        for name in ledger["files"]:
+            if name.startswith("evidence/"):
+                evidence.append(os.path.join(work, name))
+                continue
+            target = os.path.join(ctx.out, name)
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            shutil.copyfile(os.path.join(work, name), target)
+    if evidence_file:
+        with open(os.path.join(ctx.out, evidence_file), "wb") as joined:
+            for path in evidence:
+                with open(path, "rb") as file:
+                    shutil.copyfileobj(file, joined)

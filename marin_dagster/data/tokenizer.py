@@ -1,0 +1,269 @@
+"""Turns documents into a tokenizer, and text into token ids and back without losing a byte."""
+
+import io
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from marin_dagster.data.documents import Document, read_documents
+from marin_dagster.kinds import Documents, Tokenizer
+from marin_dagster.recipe import Context, Counts, StageError, Summary
+
+MODEL_FILE = "tokenizer.model"
+UNK, BOS, EOS, PAD = "<unk>", "<s>", "</s>", "<pad>"
+CHAT_PIECES = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
+CONTROL_PIECES = (UNK, BOS, EOS, PAD, *CHAT_PIECES)  # ids 0 to 7, in this order
+SPACE_MARK = "\u2581"  # sentencepiece's stand-in for a space; as text it needs its bytes
+NUM_BYTES = 256
+LINE_CHARACTERS = 4_000  # longer lines are cut for training; at most 16,000 bytes of UTF-8
+SUMMARY_DOCUMENTS = 500
+_CONTROL_SPELLING = re.compile("|".join(map(re.escape, CONTROL_PIECES)))
+
+
+class TextTokenizer:
+    """Text to ids and back, over a sentencepiece model with byte fallback.
+
+    Encoding yields no control ids, whatever the text spells. Decoding inverts it byte for byte.
+    """
+
+    def __init__(self, model: bytes):
+        import sentencepiece
+
+        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        self._space_mark = [
+            self._processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE_MARK.encode()
+        ]
+        self.vocab_size: int = self._processor.get_piece_size()
+        self.bos_id = self.token_id(BOS)
+        self.eos_id = self.token_id(EOS)
+        self.pad_id = self.token_id(PAD)
+
+    def token_id(self, piece: str) -> int:
+        """The id of a piece as it stands in the vocabulary; raises KeyError when it is absent."""
+        found = self._processor.piece_to_id(piece)
+        if found == self._processor.unk_id() and piece != UNK:
+            raise KeyError(f"piece {piece!r} is not in this vocabulary of {self.vocab_size}")
+        return found
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, without control ids. Raises ValueError for a lone surrogate."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
+        """Ids of every text, without control ids; the result does not depend on `threads`."""
+        try:
+            rows = self._processor.encode(list(texts), num_threads=threads)
+        except (RuntimeError, UnicodeEncodeError) as error:
+            raise ValueError(
+                f"a text cannot be encoded as UTF-8 ({error}); pass it through clean_text"
+            ) from error
+        for index, text in enumerate(texts):
+            if SPACE_MARK in text:
+                rows[index] = self._encode_with_space_marks(text)
+        return rows
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """The ids that a model continues: the beginning-of-text id, then the text."""
+        return [self.bos_id, *self.encode(text)]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ids; control ids add nothing, bytes that are not UTF-8 become U+FFFD."""
+        return self._processor.decode([int(i) for i in ids])
+
+    def piece(self, token: int) -> str:
+        """A piece as it stands in the vocabulary: U+2581 for a space, `<0x0A>` for a byte."""
+        return self._processor.id_to_piece(int(token))
+
+    def visible(self, token: int) -> str:
+        """A piece for people: spaces and line ends as they are, control pieces by name."""
+        piece = self.piece(token)
+        return piece if piece in CONTROL_PIECES else self.decode([token])
+
+    def _encode_with_space_marks(self, text: str) -> list[int]:
+        first, *others = text.split(SPACE_MARK)
+        ids = list(self._processor.encode(first))
+        for part in others:
+            ids += [*self._space_mark, *self._processor.encode(part)]
+        return ids
+
+
+def load_tokenizer(folder: str) -> TextTokenizer:
+    """The tokenizer of an artifact folder; raises StageError when its model is missing."""
+    path = os.path.join(folder, MODEL_FILE)
+    if not os.path.isfile(path):
+        raise StageError("bad_input", f"{path} is missing; rebuild the tokenizer")
+    with open(path, "rb") as file:
+        return TextTokenizer(file.read())
+
+
+def count_control_spellings(text: str) -> int:
+    """How often a text spells a control piece, such as `</s>`; they are encoded as plain text."""
+    return len(_CONTROL_SPELLING.findall(text)) if "<" in text else 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainTokenizer(Tokenizer):
+    """Trains a byte-fallback BPE on a seeded sample of documents.
+
+    `sample_bytes` bounds the text that is read into memory, which peaks at about seven times it.
+    """
+
+    stage: ClassVar[str] = "tokenizers"
+
+    documents: tuple[Documents, ...]
+    vocab_size: int  # pieces, with 8 control pieces and 256 bytes
+    sample_bytes: int = 100_000_000  # bytes of UTF-8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        smallest = len(CONTROL_PIECES) + NUM_BYTES + 1
+        if not smallest <= self.vocab_size <= 1 << 20:
+            raise ValueError(
+                f"vocab_size={self.vocab_size} of {self.address} is outside {smallest} to "
+                f"{1 << 20} (8 control pieces and 256 bytes come first); choose one inside"
+            )
+        if self.sample_bytes < 1:
+            raise ValueError(
+                f"sample_bytes={self.sample_bytes} of {self.address} is below 1; "
+                "give the number of bytes to train on"
+            )
+        if not self.documents:
+            raise ValueError(f"documents=() of {self.address} is empty; name at least one input")
+
+    def build(self, ctx: Context) -> Summary:
+        from marin_dagster.data.tokenizer_export import write_tokenizer_files
+        from marin_dagster.data.tokenizer_gate import check_round_trip, example_splits
+
+        folders = [ctx.path(recipe) for recipe in self.documents]
+        sample = _Sample(folders, self.sample_bytes, self.seed)
+        if not sample.total_documents:
+            raise StageError(
+                "bad_input",
+                f"{self.address} kept 0 of 0 documents: its inputs are empty; rebuild them",
+            )
+        ctx.log(
+            f"training on at most {min(self.sample_bytes, sample.total_bytes):,} of "
+            f"{sample.total_bytes:,} bytes; memory peaks at about seven times that"
+        )
+        model = train_model(_lines(sample, ctx), self.vocab_size)
+        tokenizer = TextTokenizer(model)
+        checked = check_round_trip(tokenizer)
+        with open(os.path.join(ctx.out, MODEL_FILE), "wb") as file:
+            file.write(model)
+        write_tokenizer_files(ctx.out, tokenizer)
+        return Summary(
+            numbers={
+                "vocab_size": tokenizer.vocab_size,
+                "sampled_bytes": sample.kept_bytes,
+                "bytes_per_token": round(_bytes_per_token(folders, tokenizer), 4),
+                "round_trip_strings": checked,
+            },
+            counts=Counts(
+                unit="documents",
+                read=sample.total_documents,
+                kept=sample.kept_documents,
+                dropped={"over_sample_bytes": sample.total_documents - sample.kept_documents},
+            ),
+            tables={"Example splits": example_splits(tokenizer)},
+        )
+
+
+def train_model(lines: Iterator[str], vocab_size: int) -> bytes:
+    """A serialized sentencepiece BPE; raises StageError when the lines hold too few pieces."""
+    import sentencepiece
+
+    model = io.BytesIO()
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=lines,
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=vocab_size,
+            byte_fallback=True,
+            normalization_rule_name="identity",
+            add_dummy_prefix=False,
+            remove_extra_whitespaces=False,
+            allow_whitespace_only_pieces=True,
+            split_digits=True,
+            unk_id=0,
+            bos_id=1,
+            eos_id=2,
+            pad_id=3,
+            unk_piece=UNK,
+            bos_piece=BOS,
+            eos_piece=EOS,
+            pad_piece=PAD,
+            control_symbols=list(CHAT_PIECES),
+            max_sentence_length=4 * LINE_CHARACTERS,
+            input_sentence_size=0,
+            num_threads=2,  # stored in the model, so it may not depend on the machine
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        if "ocabulary size" not in str(error) and "vocab_size" not in str(error):
+            raise
+        limit = re.search(r"<= (\d+)", str(error))
+        advice = f"at most {limit.group(1)}" if limit else "a smaller number"
+        raise StageError(
+            "bad_input",
+            f"vocab_size={vocab_size} is more than this text can fill; "
+            f"set vocab_size to {advice}, or train on more text",
+        ) from error
+    return model.getvalue()
+
+
+class _Sample:
+    """Documents within a byte budget, chosen by a hash of their ids, in input order."""
+
+    def __init__(self, folders: Sequence[str], budget: int, seed: int):
+        self._folders, self._budget, self._seed = folders, budget, seed
+        self.total_documents = self.total_bytes = 0
+        self.kept_documents = self.kept_bytes = 0
+        for document in self._all():
+            self.total_documents += 1
+            self.total_bytes += len(document["text"].encode())
+
+    def __iter__(self) -> Iterator[Document]:
+        import xxhash
+
+        share = self._budget / max(self.total_bytes, 1)
+        for document in self._all():
+            size = len(document["text"].encode())
+            draw = xxhash.xxh3_64_intdigest(document["id"], seed=self._seed) / 2**64
+            if (share >= 1 or draw < share) and self.kept_bytes + size <= self._budget:
+                self.kept_documents += 1
+                self.kept_bytes += size
+                yield document
+
+    def _all(self) -> Iterator[Document]:
+        for folder in self._folders:
+            yield from read_documents(folder)
+
+
+def _lines(sample: "_Sample", ctx: Context) -> Iterator[str]:
+    """Lines for the trainer: none empty, none longer than the trainer reads, no NUL."""
+    for count, document in enumerate(sample, start=1):
+        ctx.progress(count, sample.total_documents)
+        for line in document["text"].replace("\0", "").split("\n"):
+            for start in range(0, len(line), LINE_CHARACTERS):
+                yield line[start : start + LINE_CHARACTERS]
+
+
+def _bytes_per_token(folders: Iterable[str], tokenizer: TextTokenizer) -> float:
+    """Bytes of text per token over the first documents of the inputs."""
+    size = tokens = 0
+    for count, document in enumerate(d for folder in folders for d in read_documents(folder)):
+        if count == SUMMARY_DOCUMENTS:
+            break
+        size += len(document["text"].encode())
+        tokens += len(tokenizer.encode(document["text"]))
+    return size / max(tokens, 1)
+
+
+def table_row(text: str, tokenizer: TextTokenizer) -> dict[str, Any]:
+    """One row of the table of example splits."""
+    ids = tokenizer.encode(text)
+    return {"text": text, "tokens": len(ids), "pieces": " | ".join(map(tokenizer.piece, ids))}

@@ -1,0 +1,168 @@
+"""Turns targets into a plan: for each artifact they need, reuse it or run it, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from marin_dagster.code import code_digests, library_versions
+from marin_dagster.recipe import DEV, Recipe, payload_diff, walk
+
+if TYPE_CHECKING:
+    from marin_dagster.record import Record
+    from marin_dagster.store import Store
+
+REUSE, RUN, DAMAGED = "reuse", "run", "damaged"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One thing that an artifact was made with, and what it would be made with now."""
+
+    part: str  # recipe | code | input | library
+    field: str
+    recorded: Any
+    current: Any
+
+    def __str__(self) -> str:
+        return f"{self.part} {self.field}: {self.recorded} → {self.current}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """What will happen to one artifact, and why."""
+
+    action: str  # reuse | run | damaged
+    reason: str
+    differences: tuple[Difference, ...] = ()
+
+    @property
+    def drifted(self) -> tuple[Difference, ...]:
+        """Differences in recipe or code."""
+        return tuple(item for item in self.differences if item.part in ("recipe", "code"))
+
+    @property
+    def stale(self) -> tuple[Difference, ...]:
+        """Inputs that were rebuilt since."""
+        return tuple(item for item in self.differences if item.part == "input")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One artifact of a plan; `cost` is what running it takes: tokens, flops, bytes."""
+
+    recipe: Recipe
+    judgement: Judgement
+    cost: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def runs(self) -> bool:
+        return self.judgement.action == RUN
+
+
+def plan(store: Store, targets: Iterable[Recipe], *, force: bool = False) -> dict[str, Step]:
+    """Returns the steps that the targets need by address, inputs first; runs nothing.
+
+    Walks up from the targets and stops at complete artifacts. `force` runs the targets anyway.
+    """
+    targets = list(targets)
+    walk(targets)  # refuses two recipes at one address
+    steps: dict[str, Step] = {}
+    forced = {target.address for target in targets} if force else set()
+
+    def visit(recipe: Recipe) -> Step:
+        if recipe.address in steps:
+            return steps[recipe.address]
+        judgement = judge(store, recipe, force=recipe.address in forced)
+        if judgement.action == RUN or recipe.version == DEV:
+            above = [visit(item) for item in recipe.inputs if _needed(store, judgement, item)]
+            rebuilt = [step.recipe.address for step in above if step.runs]
+            if judgement.action == REUSE and rebuilt:
+                judgement = replace(
+                    judgement, action=RUN, reason=f"its input {rebuilt[0]} will be rebuilt"
+                )
+        steps[recipe.address] = Step(recipe=recipe, judgement=judgement)
+        return steps[recipe.address]
+
+    for target in targets:
+        visit(target)
+    return _with_costs(store, steps)
+
+
+def judge(store: Store, recipe: Recipe, *, force: bool = False) -> Judgement:
+    """Decides on one artifact alone, from its record and the records of its inputs."""
+    record = store.record(recipe)
+    if record is None:
+        return Judgement(action=RUN, reason=_why_missing(store, recipe))
+    differences = compare(store, recipe, record)
+    if force:
+        return Judgement(action=RUN, reason="forced", differences=differences)
+    damage = store.damage(recipe, record, checksums=False)
+    if damage:
+        return Judgement(action=DAMAGED, reason="; ".join(damage[:3]), differences=differences)
+    changed = [item for item in differences if item.part != "library"]
+    if recipe.version == DEV and changed:
+        return Judgement(action=RUN, reason=f"changed: {changed[0]}", differences=differences)
+    return Judgement(action=REUSE, reason="complete", differences=differences)
+
+
+def compare(store: Store, recipe: Recipe, record: Record) -> tuple[Difference, ...]:
+    """Lists what differs between what an artifact was made with and what would make it now."""
+    rows = [("recipe", *row) for row in payload_diff(dict(record.payload), recipe.payload)]
+    code = code_digests(type(recipe))
+    for module in sorted({*record.code, *code}):
+        rows.append(("code", module, record.code.get(module), code.get(module)))
+    recorded = {item.address: item.digest for item in record.inputs}
+    for item in recipe.inputs:
+        now = store.record(item)
+        if now is not None and item.address in recorded:
+            rows.append(("input", item.address, recorded[item.address], now.digest))
+    if record.libraries:
+        current = library_versions(type(recipe))
+        for name, version in record.libraries.items():
+            rows.append(("library", name, version, current.get(name)))
+    return tuple(
+        Difference(part=part, field=name, recorded=old, current=new)
+        for part, name, old, new in rows
+        if old != new
+    )
+
+
+def describe(judgement: Judgement) -> str:
+    """One line for people: `reuse, complete; DRIFT recipe num_steps: 20 → 25`."""
+    text = f"{judgement.action}: {judgement.reason}"
+    if judgement.action == REUSE:
+        if judgement.drifted:
+            text += f"; DRIFT {'; '.join(map(str, judgement.drifted))}"
+        if judgement.stale:
+            text += f"; STALE {'; '.join(map(str, judgement.stale))}"
+    return text
+
+
+def _needed(store: Store, judgement: Judgement, item: Recipe) -> bool:
+    """An absent input matters only to an artifact that will run."""
+    return judgement.action == RUN or store.record(item) is not None
+
+
+def _why_missing(store: Store, recipe: Recipe) -> str:
+    last = store.last_attempt(recipe)
+    if last is None:
+        return "never built"
+    if last.state == "running":
+        return f"attempt {last.number} is running on {last.host} (process {last.pid})"
+    return f"attempt {last.number} failed ({last.reason})"
+
+
+def _with_costs(store: Store, steps: dict[str, Step]) -> dict[str, Step]:
+    sizes: dict[str, int] = {}
+    for address, step in steps.items():
+        record = store.record(step.recipe)
+        if record is not None:
+            sizes[address] = record.size_bytes
+    found = {}
+    for address, step in steps.items():
+        known = {item.address: sizes[item.address] for item in step.recipe.inputs
+                 if item.address in sizes}
+        found[address] = replace(step, cost=step.recipe.cost(known)) if step.runs else step
+    return found

@@ -1,0 +1,69 @@
+"""Small recipes that the tests of the machinery build."""
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from marin_dagster.kinds import Documents
+from marin_dagster.recipe import Context, Counts, Recipe, StageError, Summary
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words(Documents):
+    """Writes its words, one a line."""
+
+    stage: ClassVar[str] = "raw"
+    words: tuple[str, ...]
+
+    def build(self, ctx: Context) -> Summary:
+        Path(ctx.out, "words.txt").write_text("".join(f"{word}\n" for word in self.words))
+        counts = Counts(unit="words", read=len(self.words), kept=len(self.words))
+        return Summary(numbers={"words": len(self.words)}, counts=counts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upper(Documents):
+    """Writes the words of its input in capitals; `misbehave` says how it fails, if it does."""
+
+    stage: ClassVar[str] = "text"
+    documents: Documents
+    suffix: str = ""
+    misbehave: str = ""
+
+    def build(self, ctx: Context) -> Summary:
+        words = Path(ctx.path(self.documents), "words.txt").read_text().split()
+        target = Path(ctx.out, "words.txt")
+        target.write_text(words[0] if words else "")
+        if self.misbehave == "raise":
+            raise StageError("diverged", "as asked")
+        if self.misbehave == "kill":
+            os.kill(os.getpid(), 9)
+        if self.misbehave == "slow":
+            time.sleep(1.0)
+        target.write_text("".join(f"{word.upper()}{self.suffix}\n" for word in words))
+        lost = 1 if self.misbehave == "lose" else 0
+        counts = Counts(unit="words", read=len(words), kept=len(words) - lost)
+        ctx.progress(len(words), len(words), "words")
+        return Summary(numbers={"words": len(words)}, counts=counts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Joined(Documents):
+    """Writes all its inputs in one file."""
+
+    stage: ClassVar[str] = "deduped"
+    parts: tuple[Documents, ...]
+
+    def build(self, ctx: Context) -> Summary:
+        text = "".join(Path(ctx.path(part), "words.txt").read_text() for part in self.parts)
+        Path(ctx.out, "words.txt").write_text(text)
+        return Summary(numbers={"words": len(text.split())})
+
+
+def road(version: str = "dev", **changes) -> Recipe:
+    """words → capitals → joined, a diamond with legs of different length."""
+    words = Words(name="toy", version=version, words=("one", "two"))
+    upper = Upper(name="toy", version=version, documents=words, **changes)
+    return Joined(name="toy", version=version, parts=(upper, words))

@@ -1,0 +1,40 @@
+"""The Dagster assets: one file per pipeline stage, and `build`, which builds a whole target."""
+
+from assets.build import build
+from assets.checkpoints import checkpoints
+from assets.crawl import crawl
+from assets.decontaminated import decontaminated
+from assets.deduped import deduped
+from assets.evals import evals
+from assets.exports import exports
+from assets.filtered import filtered
+from assets.quality import quality
+from assets.raw import raw
+from assets.reports import reports
+from assets.sft import sft
+from assets.text import text
+from assets.tokenized import tokenized
+from assets.tokenizers import tokenizers
+from marin_dagster.experiments import catalog
+
+STAGES = [
+    crawl,
+    raw,
+    text,
+    quality,
+    filtered,
+    deduped,
+    decontaminated,
+    tokenizers,
+    tokenized,
+    checkpoints,
+    sft,
+    evals,
+    exports,
+    reports,
+]
+ASSETS = [*STAGES, build]
+
+_unknown = {recipe.stage for recipe in catalog().values()} - {a.key.path[-1] for a in STAGES}
+if _unknown:
+    raise ValueError(f"stages {sorted(_unknown)} have no asset; add assets/<stage>.py for each")

@@ -170,7 +170,7 @@ class Recipe(ABC):
         found: dict[str, Recipe] = {}
         for item in dataclasses.fields(self):
             for recipe in _recipes_in(getattr(self, item.name)):
-                found.setdefault(recipe.address, recipe)
+                refuse_if_different(found.setdefault(recipe.address, recipe), recipe)
         return tuple(found.values())
 
     @cached_property

@@ -66,10 +66,15 @@ class Record:
         """Size of the artifact's files."""
         return sum(file.bytes for file in self.files)
 
+    @property
+    def seconds(self) -> float:
+        """How long the build took."""
+        return self.ended - self.started
+
     def to_json(self) -> str:
         data = dataclasses.asdict(self)
         data["summary"].pop("plots")  # they are files of the artifact
-        return json.dumps(data, indent=1, default=_plain)
+        return json.dumps(data, indent=1, default=_scalar)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Record":
@@ -78,10 +83,7 @@ class Record:
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             found = data.get("format") if isinstance(data, dict) else None
             raise ValueError(f"format={found!r} of the record is not {FORMAT}")
-        summary = dict(data["summary"])
-        if summary["counts"] is not None:
-            summary["counts"] = Counts(**summary["counts"])
-        data["summary"] = Summary(**summary)
+        data["summary"] = summary_from(data["summary"])
         data["files"] = tuple(File(**file) for file in data["files"])
         data["inputs"] = tuple(Input(**item) for item in data["inputs"])
         data["attempts"] = tuple(data["attempts"])
@@ -89,6 +91,12 @@ class Record:
             return cls(**data)
         except TypeError as error:
             raise ValueError(f"the record lacks or has unknown fields: {error}") from error
+
+
+def summary_from(data: Mapping[str, Any]) -> Summary:
+    """Reads a summary back from JSON."""
+    counts = data["counts"]
+    return Summary(**{**data, "counts": None if counts is None else Counts(**counts)})
 
 
 def manifest(folder: str) -> tuple[File, ...]:
@@ -157,8 +165,12 @@ def _git() -> dict[str, Any] | None:
         return None
 
 
-def _plain(value: Any) -> Any:
-    """Turns NumPy and JAX scalars into JSON numbers."""
+def plain(value: Any) -> Any:
+    """Turns what a build returned into what JSON holds: NumPy and JAX scalars become numbers."""
+    return json.loads(json.dumps(value, default=_scalar))
+
+
+def _scalar(value: Any) -> Any:
     if hasattr(value, "item"):
         return value.item()
     raise TypeError(f"{value!r} of a {type(value).__name__} cannot be written to a record")

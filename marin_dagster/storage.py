@@ -35,7 +35,7 @@ class Storage:
         """The content, or None when there is no such file."""
         try:
             return self.fs.cat_file(self.full(path))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def write(self, path: str, content: bytes) -> None:
@@ -68,7 +68,7 @@ class Storage:
         """Bytes of a file, or None when it is not there."""
         try:
             return self.fs.size(self.full(path))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def names(self, path: str) -> list[str]:

@@ -29,6 +29,10 @@ Log = Callable[[str], None]
 Work = Callable[["BuildContext"], Summary]
 
 
+class CountsError(StageError):
+    """A build that kept nothing, or whose counts do not balance."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
     """What `Store.build` did: the record that stands now, and why it was reused or made."""
@@ -270,6 +274,7 @@ class Store:
 
     def _commit(self, context: "BuildContext", summary: Summary) -> Record:
         recipe, attempt = context.recipe, context.attempt
+        attempt.check()
         _check_summary(recipe, summary)
         plots = _write_plots(context.out, summary)
         files = records.manifest(context.out)
@@ -387,14 +392,14 @@ def damage_message(where: str, recipe: Recipe, damage: list[str]) -> str:
 def _check_summary(recipe: Recipe, summary: Summary) -> None:
     counts = summary.counts
     if counts is not None and counts.balance:
-        raise StageError(
+        raise CountsError(
             "error",
             f"{recipe.address}: counts do not balance: read {counts.read}, kept {counts.kept}, "
             f"dropped {dict(counts.dropped)}, errors {dict(counts.errors)}: {counts.balance} "
             f"{counts.unit} are unaccounted for",
         )
     if counts is not None and counts.kept == 0:
-        raise StageError(
+        raise CountsError(
             "bad_input",
             f"{recipe.address} kept none of {counts.read} {counts.unit}: dropped "
             f"{dict(counts.dropped)}, errors {dict(counts.errors)}; loosen the rule that dropped "

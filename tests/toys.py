@@ -67,3 +67,39 @@ def road(version: str = "dev", **changes) -> Recipe:
     words = Words(name="toy", version=version, words=("one", "two"))
     upper = Upper(name="toy", version=version, documents=words, **changes)
     return Joined(name="toy", version=version, parts=(upper, words))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slow(Documents):
+    """Runs in a worker for `seconds`, or ends it in the way asked for."""
+
+    stage: ClassVar[str] = "checkpoints"
+    accelerated: ClassVar[bool] = True
+    documents: Documents
+    seconds: float = 0.2
+    ending: str = ""
+
+    def build(self, ctx: Context) -> Summary:
+        words = Path(ctx.path(self.documents), "words.txt").read_text()
+        started = time.monotonic()
+        ctx.log(f"worker process {os.getpid()}")
+        while time.monotonic() - started < self.seconds:
+            ctx.progress(time.monotonic() - started, self.seconds, "seconds", loss=1.0)
+            time.sleep(0.05)
+        if self.ending == "raise":
+            raise StageError("diverged", "loss is not finite at step 3")
+        if self.ending == "kill":
+            os.kill(os.getpid(), 9)
+        if self.ending == "leave":
+            os._exit(0)
+        Path(ctx.out, "words.txt").write_text(words)
+        return Summary(numbers={"process": os.getpid()})
+
+
+VERSIONS = ("dev", "2026.01.01", "2026.02.03")
+
+
+def experiment(version: str) -> tuple[Recipe, ...]:
+    """The toy experiment that the tests register as a user's package would."""
+    joined = road(version)
+    return joined, Slow(name="toy", version=version, documents=joined)

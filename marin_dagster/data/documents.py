@@ -4,7 +4,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Literal, Self, TypedDict, TypeVar
+from typing import Any, Literal, Self, TypedDict, TypeVar, cast
 
 from marin_dagster.recipe import StageError
 
@@ -155,6 +155,18 @@ def read_shard(path: str) -> Iterator[Document]:
     return _read_rows(path, parse_document)
 
 
+def scan_shard(path: str) -> Iterator[tuple[int, Document | ValueError]]:
+    """Line number and document of each line, with cleaned strings; or what is wrong with it."""
+    for number, line in enumerate(read_lines(path), start=1):
+        try:
+            document = parse_document(line)
+        except ValueError as error:
+            yield number, error
+            continue
+        escaped = b"\\u" in line  # only an escape can bring a NUL or a lone surrogate
+        yield number, cast(Document, _clean_strings(document)) if escaped else document
+
+
 def read_documents(folder: str) -> Iterator[Document]:
     """Documents of all shards of an artifact, in name order."""
     for path in shard_paths(folder):
@@ -208,6 +220,16 @@ class ConversationWriter:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._rows.close(complete=kind is None)
+
+
+def _clean_strings(value: Any) -> Any:
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, list):
+        return [_clean_strings(item) for item in value]
+    if isinstance(value, dict):
+        return {clean_text(key): _clean_strings(item) for key, item in value.items()}
+    return value
 
 
 def _read_rows(path: str, parse: Callable[[bytes], Row]) -> Iterator[Row]:

@@ -5,26 +5,32 @@ Workers run datatrove pipelines. A shard that was finished before a kill is not 
 shard that was not finished leaves nothing that could be taken for complete.
 """
 
+import contextlib
 import hashlib
 import json
 import os
 import pickle
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from marin_dagster.data.documents import SUFFIX, Document, shard_paths
 from marin_dagster.recipe import Context, Counts, Placement, StageError
 
 MAX_EXAMPLES = 5
+JOB_FILE = "job.pickle"
 _POLL_SECONDS = 0.05
 _LOG_TAIL_BYTES = 2000
+
+Checksum = tuple[str, int, str]  # path, bytes, xxh3-128
 
 
 @dataclass(frozen=True)
@@ -106,21 +112,22 @@ def map_documents(
     folder: str,
     step: DocumentStep,
     *,
+    attributes: tuple[str, ...] = (),
     evidence_file: str | None = None,
     max_error_share: float = 0.01,
 ) -> MapReport:
     """Runs a step over all documents of a folder; writes `documents/` (and attributes) to ctx.out.
 
-    Output shards keep the names and the order of the input's. Drops with evidence are collected,
-    in order, in `evidence_file`. Raises StageError when more than `max_error_share` of the
-    documents cannot be read or judged, and when no document is kept.
+    Output shards keep the names and the order of the input's. `attributes` names the numbers that
+    the step keeps with each document. Drops with evidence are collected in `evidence_file`.
+    Raises StageError when more than `max_error_share` of the documents cannot be read or judged,
+    and when no document is kept.
     """
-    inputs = [_checksum(path) for path in shard_paths(folder)]
-    work = _work_folder(ctx, "map", inputs, repr(step))
-    forget_unfinished(work, inputs)
-    run_tasks(
-        ctx, work, ("read", "judge", "write"), inputs=[path for path, *_ in inputs], step=step
-    )
+    inputs = [checksum(path) for path in shard_paths(folder)]
+    work = work_folder(ctx, "map", inputs, f"{step!r} {attributes}")
+    _forget_unfinished(work, len(inputs))
+    paths = tuple(path for path, *_ in inputs)
+    run_tasks(ctx, work, partial(_map_pipeline, work, paths, step, attributes), len(inputs))
     ledgers = [_read_ledger(work, shard, found) for shard, found in enumerate(inputs)]
     report = _add_up(ledgers)
     _refuse_too_many_errors(report, max_error_share, folder)
@@ -133,32 +140,24 @@ def map_documents(
 
 
 def run_tasks(
-    ctx: Context,
-    work: str,
-    steps: tuple[str, ...],
-    *,
-    inputs: Sequence[str],
-    step: Any = None,
-    num_tasks: int | None = None,
+    ctx: Context, work: str, make_pipeline: Callable[[], list[Any]], num_tasks: int
 ) -> None:
-    """Runs tasks 0..num_tasks-1 (one per input by default) of a pipeline in worker processes.
+    """Runs tasks 0..num_tasks-1 of a datatrove pipeline in worker processes.
 
-    `steps` and `step` name what `shard_steps.make_pipeline` builds in the worker. Finished tasks
-    are skipped. Raises StageError when a worker fails or is killed.
+    `make_pipeline` is pickled, and called in the worker. Finished tasks are skipped. Raises
+    StageError when a worker fails or is killed; then no worker is left.
     """
-    num_tasks = len(inputs) if num_tasks is None else num_tasks
     os.makedirs(work, exist_ok=True)
     pending = [task for task in range(num_tasks) if not os.path.exists(completion(work, task))]
-    job = {"steps": steps, "inputs": list(inputs), "step": step, "num_tasks": num_tasks}
-    with open(os.path.join(work, "job.pickle"), "wb") as file:
-        pickle.dump(job, file)
+    with open(os.path.join(work, JOB_FILE), "wb") as file:
+        pickle.dump((make_pipeline, num_tasks), file)
     workers = [
         _Worker(work, number, tasks)
         for number, tasks in enumerate(_deal(pending, ctx.placement))
         if tasks
     ]
     try:
-        while any([worker.running() for worker in workers]):
+        while sum(worker.running() for worker in workers):
             done = num_tasks - sum(not os.path.exists(completion(work, t)) for t in pending)
             ctx.progress(done, num_tasks, unit="shards")
             time.sleep(_POLL_SECONDS)
@@ -194,12 +193,17 @@ class _Worker:
         self._failure = os.path.join(work, f"worker-{number}.failure")
         if os.path.exists(self._failure):
             os.remove(self._failure)
-        command = [sys.executable, "-m", "marin_dagster.data.shard_steps", work, self._failure]
+        command = [sys.executable, "-m", "marin_dagster.data.shard_worker", work, self._failure]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with open(self._log, "wb") as log:
             self._process = subprocess.Popen(
-                [*command, *map(str, tasks)], stdout=log, stderr=log, env=environment
+                [*command, *map(str, tasks)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
             )
 
     def running(self) -> bool:
@@ -212,8 +216,9 @@ class _Worker:
         return False
 
     def stop(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
+        """Kills the process and what it started, if anything is left of them."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def _refuse(self, status: int) -> None:
@@ -231,18 +236,14 @@ class _Worker:
         raise StageError("error", f"the worker of shard {left[0]:05d} exited {status}\n{tail}")
 
 
-def _work_folder(ctx: Context, purpose: str, inputs: Sequence[Sequence[Any]], identity: str) -> str:
-    """A folder for exactly these input bytes and this step, so that no stale shard is reused."""
-    key = json.dumps([[size, digest] for _, size, digest in inputs]) + identity
+def work_folder(ctx: Context, purpose: str, inputs: Sequence[Checksum], identity: str) -> str:
+    """A folder for exactly these input bytes and this work, so that no stale shard is reused."""
+    key = json.dumps([rest for _, *rest in inputs]) + identity
     return os.path.join(ctx.work, f"{purpose}-{hashlib.sha256(key.encode()).hexdigest()[:16]}")
 
 
-def work_folder(ctx: Context, purpose: str, folder: str, identity: str) -> str:
-    """A folder under ctx.work for a purpose, keyed by the bytes of the input and an identity."""
-    return _work_folder(ctx, purpose, [_checksum(path) for path in shard_paths(folder)], identity)
-
-
-def _checksum(path: str) -> tuple[str, int, str]:
+def checksum(path: str) -> Checksum:
+    """Path, bytes and xxh3-128 of a file."""
     import xxhash
 
     digest = xxhash.xxh3_128()
@@ -252,9 +253,28 @@ def _checksum(path: str) -> tuple[str, int, str]:
     return path, os.path.getsize(path), digest.hexdigest()
 
 
-def forget_unfinished(work: str, inputs: Sequence[Sequence[Any]]) -> None:
+def write_json(path: str, value: Any) -> None:
+    """Writes a file that appears complete or not at all."""
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    hidden = f"{path}.{os.getpid()}.part"
+    with open(hidden, "w", encoding="utf-8") as file:
+        json.dump(value, file, ensure_ascii=False)
+    os.replace(hidden, path)
+
+
+def _map_pipeline(
+    work: str, paths: tuple[str, ...], step: DocumentStep, attributes: tuple[str, ...]
+) -> list[Any]:
+    from marin_dagster.data.shard_steps import JudgeShard, Ledger, ReadShard, WriteShard
+
+    ledger = Ledger()
+    write = WriteShard(work, paths, attributes, ledger)
+    return [ReadShard(paths, ledger), JudgeShard(step, ledger), write]
+
+
+def _forget_unfinished(work: str, num_shards: int) -> None:
     """Unmarks tasks whose ledger or output is absent or does not match what was written."""
-    for shard in range(len(inputs)):
+    for shard in range(num_shards):
         done = completion(work, shard)
         if os.path.exists(done) and not _ledger_holds(work, shard):
             os.remove(done)
@@ -265,14 +285,14 @@ def _ledger_holds(work: str, shard: int) -> bool:
         with open(shard_file(work, "ledger", shard, ".json")) as file:
             ledger = json.load(file)
         return all(
-            _checksum(os.path.join(work, name))[1:] == (size, digest)
-            for name, (size, digest) in ledger["files"].items()
+            list(checksum(os.path.join(work, name))[1:]) == found
+            for name, found in ledger["files"].items()
         )
     except (OSError, ValueError, KeyError):
         return False
 
 
-def _read_ledger(work: str, shard: int, found: Sequence[Any]) -> dict[str, Any]:
+def _read_ledger(work: str, shard: int, found: Checksum) -> dict[str, Any]:
     path = shard_file(work, "ledger", shard, ".json")
     if not _ledger_holds(work, shard):
         message = f"shard {shard:05d} of {found[0]} was reported done without a sound ledger {path}"

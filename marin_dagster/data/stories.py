@@ -19,7 +19,7 @@ CHATS = 2_000_000  # first index of the stories that only chats are about
 NUM_CHOICES = 4
 
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
-_AFTER_STOP = re.compile(r'(?:^|[.!?]"? |\n|")([a-z])')
+_AFTER_STOP = re.compile(r"(?:^|[.!?] |\n)([a-z])")
 _PRONOUNS = {"girl": ("she", "her", "her"), "boy": ("he", "him", "his")}
 _WOMEN = ("mum", "grandma", "aunt")
 
@@ -68,9 +68,7 @@ def story(seed: int, index: int) -> Story:
     ending = _expand(grammar.ENDINGS, slots, rng)
     paragraphs = (*opening, *body[:-1], f"{body[-1]} {ending[0]}")
     title = rng.choice(_TITLES).format_map(slots)
-    return Story(
-        seed=seed, index=index, title=_capitals(title), paragraphs=paragraphs, facts=facts
-    )
+    return Story(seed=seed, index=index, title=_capitals(title), paragraphs=paragraphs, facts=facts)
 
 
 _TITLES = (
@@ -249,13 +247,13 @@ def cloze(about: Story) -> list[Cloze]:
     facts = about.facts
     rng = random.Random(f"cloze/{about.seed}/{about.index}")
     toy = f"{facts['colour']} {facts['object']}"
-    sounds, homes, foods = (
-        [entry[i] for entry in grammar.ANIMALS.values()] for i in range(3)
-    )
+    sounds = [f'"{sound}' for sound, _, _ in grammar.ANIMALS.values()]
+    homes = [home for _, home, _ in grammar.ANIMALS.values()]
+    foods = [food for _, _, food in grammar.ANIMALS.values()]
     names = grammar.GIRLS if facts["sex"] == "girl" else grammar.BOYS
     asked = [
         ("object", toy, _other_toys(facts, rng), about.text.rfind(f" {toy}")),
-        ("sound", facts["sound"], sounds, about.text.find(f'"{facts["sound"]}') + 1),
+        ("sound", f'"{facts["sound"]}', sounds, about.text.find(f' "{facts["sound"]}')),
         ("home", facts["home"], homes, about.text.rfind(f" {facts['home']}")),
         ("food", facts["food"], foods, about.text.rfind(f" {facts['food']}")),
         ("hero", facts["hero"], list(names), about.text.rfind(f" {facts['hero']}")),
@@ -268,9 +266,7 @@ def cloze(about: Story) -> list[Cloze]:
         wrong = rng.sample(sorted({other for other in others if other != right}), NUM_CHOICES - 1)
         choices = [right, *wrong]
         rng.shuffle(choices)
-        items.append(
-            Cloze(kind=kind, context=context, choices=choices, label=choices.index(right))
-        )
+        items.append(Cloze(kind=kind, context=context, choices=choices, label=choices.index(right)))
     return items
 
 

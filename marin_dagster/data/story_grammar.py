@@ -5,16 +5,21 @@ choices stand in `[a|b]`, slots in `{braces}`; a blank line ends a paragraph. `O
 story, one of `PLOTS` goes on, `ENDINGS` close it.
 """
 
-GIRLS = (
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+GIRLS = _words(
     "Lily Mia Zoe Anna Ruby Ella Nora Ida Tess Clara Maya Rosa Hana Vera Suri Dora Wren Greta "
     "Lotte Amina Freya Pia Juno Elsie"
-).split()
-BOYS = (
+)
+BOYS = _words(
     "Tom Ben Max Sam Leo Finn Otto Hugo Ravi Noah Jack Milo Emil Oscar Theo Omar Karl Felix Luca "
     "Anton Jonas Kofi Pavel Ned"
-).split()
-COLOURS = "red blue green yellow purple orange pink white black golden silver brown".split()
-ADULTS = "mum dad grandma grandpa aunt uncle".split()
+)
+COLOURS = _words("red blue green yellow purple orange pink white black golden silver brown")
+ADULTS = _words("mum dad grandma grandpa aunt uncle")
 
 # animal: its sound, where it lives, what it eats
 ANIMALS = {
@@ -91,7 +96,7 @@ TIMES = (
     "On a rainy day", "Early on Saturday", "On a bright spring day", "One warm evening",
     "On the first day of autumn", "After breakfast one day", "One quiet Sunday",
 )  # fmt: skip
-TRAITS = "kind brave shy curious clever cheerful quiet careful busy gentle stubborn lively".split()
+TRAITS = _words("kind brave shy curious clever cheerful quiet careful busy gentle stubborn lively")
 
 OPENINGS = """
 [Once upon a time|Long ago|Once], there was a [little|small|young] {sex} [named|called] {hero}.

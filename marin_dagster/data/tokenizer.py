@@ -30,7 +30,9 @@ class TextTokenizer:
 
     def __init__(self, model: bytes):
         import sentencepiece
+        import xxhash
 
+        self.digest: str = xxhash.xxh3_128_hexdigest(model)
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         self._space_mark = [
             self._processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE_MARK.encode()
@@ -76,10 +78,16 @@ class TextTokenizer:
         """A piece as it stands in the vocabulary: U+2581 for a space, `<0x0A>` for a byte."""
         return self._processor.id_to_piece(int(token))
 
-    def visible(self, token: int) -> str:
-        """A piece for people: spaces and line ends as they are, control pieces by name."""
-        piece = self.piece(token)
-        return piece if piece in CONTROL_PIECES else self.decode([token])
+    def visible(self, ids: Sequence[int]) -> str:
+        """The text of ids with the control pieces spelled out: for people, not for encoding."""
+        shown, plain = "", []
+        for token in ids:
+            if token < len(CONTROL_PIECES):
+                shown += self.decode(plain) + self.piece(token)
+                plain = []
+            else:
+                plain.append(token)
+        return shown + self.decode(plain)
 
     def _encode_with_space_marks(self, text: str) -> list[int]:
         first, *others = text.split(SPACE_MARK)
@@ -105,7 +113,7 @@ def count_control_spellings(text: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainTokenizer(Tokenizer):
-    """Trains a byte-fallback BPE on a seeded sample of documents.
+    """Trains a byte-fallback BPE on a seeded sample of documents, and gates it by round trips.
 
     `sample_bytes` bounds the text that is read into memory, which peaks at about seven times it.
     """
@@ -232,7 +240,7 @@ class _Sample:
         share = self._budget / max(self.total_bytes, 1)
         for document in self._all():
             size = len(document["text"].encode())
-            draw = xxhash.xxh3_64_intdigest(document["id"], seed=self._seed) / 2**64
+            draw = xxhash.xxh3_64_intdigest(document["id"].encode(), seed=self._seed) / 2**64
             if (share >= 1 or draw < share) and self.kept_bytes + size <= self._budget:
                 self.kept_documents += 1
                 self.kept_bytes += size

@@ -132,9 +132,11 @@ class Attention(eqx.Module):
         queries = self.query_norm((x @ self.query).reshape(heads))
         keys = self.key_norm((x @ self.key).reshape(heads))
         values = (x @ self.value).reshape(heads)
-        return rope(queries, positions, self.rope_theta), rope(
-            keys, positions, self.rope_theta
-        ), values
+        return (
+            rope(queries, positions, self.rope_theta),
+            rope(keys, positions, self.rope_theta),
+            values,
+        )
 
 
 def attend(

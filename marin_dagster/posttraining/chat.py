@@ -46,7 +46,7 @@ def role_piece(role: str) -> str:
 def render(
     messages: Sequence[Mapping[str, str]], tokenizer: "TextTokenizer"
 ) -> tuple[list[int], list[int]]:
-    """Returns the ids of a conversation and, for every id, 1 when the assistant writes it, else 0."""
+    """Returns a conversation's ids, and for each id 1 when the assistant writes it, else 0."""
     ids, weights = [tokenizer.bos_id], [0]
     end = tokenizer.token_id(END)
     for message in messages:
@@ -56,24 +56,20 @@ def render(
     return ids, weights
 
 
-def render_prompt(
-    messages: Sequence[Mapping[str, str]], tokenizer: "TextTokenizer"
-) -> list[int]:
+def render_prompt(messages: Sequence[Mapping[str, str]], tokenizer: "TextTokenizer") -> list[int]:
     """Returns the ids after which the assistant's next turn begins."""
     ids, _ = render(messages, tokenizer)
     return [*ids, tokenizer.token_id(role_piece("assistant"))]
 
 
 def show_mask(ids: Sequence[int], weights: Sequence[float], tokenizer: "TextTokenizer") -> str:
-    """Returns Markdown with one line per run of equal weight: `+` is trained on, a space is read.
-
-    Weight 0 and weight 1 are shown as they reach the loss.
-    """
+    """Returns Markdown in which lines marked `+` reach the loss and the others are only read."""
     lines: list[str] = []
     start = 0
     for stop in range(1, len(ids) + 1):
         if stop == len(ids) or weights[stop] != weights[start]:
-            text = "".join(tokenizer.visible(i) for i in ids[start:stop])
-            lines += [f"{'+' if weights[start] else ' '} {line}" for line in text.split("\n")]
+            mark = "+" if weights[start] else " "
+            text = tokenizer.visible(ids[start:stop])
+            lines += [f"{mark} {line}" for line in text.split("\n")]
             start = stop
-    return "```diff\n" + "\n".join(lines) + "\n```"
+    return "````diff\n" + "\n".join(lines) + "\n````"

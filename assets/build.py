@@ -1,0 +1,132 @@
+"""Turns a target into everything that it needs: the `build` asset."""
+
+import time
+from collections.abc import Iterator
+
+import dagster as dg
+
+from assets import metadata
+from assets.partitions import targets
+from assets.progress import announce
+from assets.stage import OWNERS
+from marin_dagster.experiments import catalog
+from marin_dagster.plan import DAMAGED, REUSE, Step, describe, plan
+from marin_dagster.recipe import Recipe
+from marin_dagster.store import Store, damage_message
+from resources import StoreResource
+
+DESCRIPTION = """\
+Materialize a target here to build all that it needs, in order; what is complete is reused.
+
+Each missing artifact is made by a run of its own, with the tag `marin/target`. Look first:
+`marin plan stage/name@version` prints the same plan and runs nothing.
+"""
+
+
+@dg.asset(
+    group_name="targets",
+    kinds={"dagster"},
+    owners=OWNERS,
+    description=DESCRIPTION,
+    partitions_def=targets(),
+    backfill_policy=dg.BackfillPolicy.multi_run(1),
+)
+def build(context: dg.AssetExecutionContext, store: StoreResource) -> dg.MaterializeResult:
+    opened = store.open()
+    target = catalog()[context.partition_key]
+    forced = context.run.tags.get("marin/force") == tag_value(target.address)
+    steps = plan(opened, [target], force=forced)
+    for step in steps.values():
+        context.log.info(f"plan: {step.recipe.address}: {describe(step.judgement)}")
+        if step.judgement.action == DAMAGED:
+            raise dg.Failure(
+                damage_message(opened.url(step.recipe), step.recipe, [step.judgement.reason]),
+                allow_retries=False,
+            )
+    rows = []
+    for step, result, seconds in _run(context, opened, steps, target, forced):
+        what = "built" if result is not None else "reused"
+        rows.append({"artifact": metadata.link(step.recipe), "was": what, "seconds": seconds})
+    counts = {what: sum(row["was"] == what for row in rows) for what in ("built", "reused")}
+    return dg.MaterializeResult(
+        metadata={
+            **counts,
+            "artifacts": dg.MetadataValue.md(metadata.table(rows)),
+            "path": dg.MetadataValue.path(opened.url(target)),
+        }
+    )
+
+
+def tag_value(address: str) -> str:
+    """An address as the value of a run tag."""
+    return address.replace("@", "__")
+
+
+def _run(
+    context: dg.AssetExecutionContext,
+    opened: Store,
+    steps: dict[str, Step],
+    target: Recipe,
+    forced: bool,
+) -> Iterator[tuple[Step, dg.ExecuteInProcessResult | None, float]]:
+    """Runs the plan's steps one after the other, each as a run in this instance.
+
+    Threads would deadlock on the SQLite event log.
+    """
+    from marin_dagster.definitions import defs
+
+    job = defs.resolve_implicit_global_asset_job_def()
+    todo = [step for step in steps.values() if step.runs or step.recipe is target]
+    for step in steps.values():
+        if step not in todo and step.judgement.action == REUSE:
+            yield step, None, 0.0
+    for number, step in enumerate(todo, start=1):
+        recipe = step.recipe
+        announce(context, f"[{number}/{len(todo)}] {recipe.address}")
+        started = time.monotonic()
+        tags = {"marin/target": tag_value(target.address), "marin/artifact": recipe.key}
+        if forced and recipe is target:
+            tags["marin/force"] = tag_value(target.address)
+        result = job.execute_in_process(
+            instance=context.instance,
+            asset_selection=[dg.AssetKey(recipe.stage)],
+            partition_key=recipe.key,
+            raise_on_error=False,
+            tags=tags,
+            run_config={"loggers": context.run_config.get("loggers", {})},
+        )
+        if not result.success:
+            raise dg.Failure(
+                f"{recipe.address} failed: {_why(result)}",
+                metadata={"run": dg.MetadataValue.dagster_run(result.run_id)},
+                allow_retries=False,
+            )
+        seconds = round(time.monotonic() - started, 1)
+        announce(context, f"      {_outcome(opened, recipe)}, {seconds} s")
+        yield step, result if step.runs else None, seconds
+
+
+def _outcome(store: Store, recipe: Recipe) -> str:
+    """`built: read 500 documents = kept 480 + dropped short 20`."""
+    record = store.record(recipe)
+    counts = record.summary.counts if record else None
+    if record is None or counts is None:
+        return "complete"
+    lost = [*counts.dropped.items(), *counts.errors.items()]
+    terms = "".join(f" + {reason} {number:,}" for reason, number in lost if number)
+    return f"read {counts.read:,} {counts.unit} = kept {counts.kept:,}{terms}"
+
+
+def _why(result: dg.ExecuteInProcessResult) -> str:
+    """The failure's own words, without the frames around them."""
+    for event in result.get_step_failure_events():
+        data = event.step_failure_data
+        failed = data.user_failure_data
+        if failed is not None and failed.description:
+            return failed.description
+        error = data.error
+        while error is not None and error.cause is not None:
+            error = error.cause
+        if error is not None:
+            return error.message.strip()
+    return "see the log of its run"

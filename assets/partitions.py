@@ -1,0 +1,42 @@
+"""Turns the catalog of recipes into Dagster partitions, and inputs into partition mappings."""
+
+from collections import defaultdict
+
+import dagster as dg
+
+from marin_dagster.experiments import catalog
+
+
+def keys_of(stage: str) -> list[str]:
+    """The `name@version` keys of a stage."""
+    return [recipe.key for recipe in catalog().values() if recipe.stage == stage]
+
+
+def partitions_of(stage: str) -> dg.StaticPartitionsDefinition:
+    return dg.StaticPartitionsDefinition(keys_of(stage))
+
+
+def deps_of(stage: str) -> list[dg.AssetDep]:
+    """One dependency per upstream stage, with the exact keys that each key reads.
+
+    Only built-in static mappings survive the way to the webserver and the daemon.
+    """
+    edges: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for recipe in catalog().values():
+        if recipe.stage == stage:
+            for item in recipe.inputs:
+                edges[item.stage][item.key].add(recipe.key)
+    return [
+        dg.AssetDep(
+            upstream,
+            partition_mapping=dg.StaticPartitionMapping(
+                {key: sorted(readers) for key, readers in mapping.items()}
+            ),
+        )
+        for upstream, mapping in sorted(edges.items())
+    ]
+
+
+def targets() -> dg.StaticPartitionsDefinition:
+    """Every artifact of every experiment, as `stage/name@version`."""
+    return dg.StaticPartitionsDefinition(list(catalog()))

@@ -1,0 +1,138 @@
+"""Turns commands into plans, builds and views: `marin plan | build | status | show | diff`."""
+
+import fnmatch
+import sys
+import time
+from collections.abc import Callable
+from functools import wraps
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from marin_dagster.environment import read_environment
+from marin_dagster.experiments import catalog, find
+from marin_dagster.plan import DAMAGED, plan
+from marin_dagster.recipe import Recipe, StageError, payload_diff
+from marin_dagster.show import (
+    age,
+    artifact_lines,
+    artifact_state,
+    human_bytes,
+    plan_lines,
+)
+from marin_dagster.store import Store
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def clear_errors(command: Callable) -> Callable:
+    """Shows what a person can mend as one line, without a traceback; the exit code is 2."""
+
+    @wraps(command)
+    def wrapped(*args, **kwargs):
+        try:
+            return command(*args, **kwargs)
+        except (ValueError, TypeError, StageError) as error:
+            click.secho(f"error: {error}", fg="red", err=True)
+            sys.exit(2)
+
+    return wrapped
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Experiments as values, artifacts with records. Targets are written stage/name@version."""
+
+
+@main.command(name="plan")
+@click.argument("targets", nargs=-1, required=True)
+@click.option("--force", is_flag=True, help="Run the targets even if they are complete.")
+@clear_errors
+def plan_command(targets: tuple[str, ...], force: bool) -> None:
+    """Print what building TARGETS would reuse and run, why, and what it costs. Runs nothing."""
+    _print_plan(_store(), [find(target) for target in targets], force)
+
+
+@main.command()
+@click.argument("targets", nargs=-1, required=True)
+@click.option("--run", is_flag=True, help="Build; without it the plan is printed, as by `plan`.")
+@click.option("--force", is_flag=True, help="Build the targets even if they are complete.")
+@clear_errors
+def build(targets: tuple[str, ...], run: bool, force: bool) -> None:
+    """Build TARGETS and all that they need, through Dagster, in the foreground."""
+    recipes = [find(target) for target in targets]
+    store = _store()
+    _print_plan(store, recipes, force)
+    if not run:
+        console.print("\nNothing was run. Add --run to build.")
+        return
+    from marin_dagster.foreground import build_in_foreground
+
+    started = time.monotonic()
+    for recipe in recipes:
+        if not build_in_foreground(recipe, force=force):
+            sys.exit(1)
+        console.print(f"{recipe.address} is at {store.url(recipe)}")
+    console.print(f"done in {time.monotonic() - started:,.1f} s")
+
+
+@main.command()
+@click.argument("pattern", default="*")
+@clear_errors
+def status(pattern: str) -> None:
+    """List the artifacts whose address matches PATTERN (a shell pattern), and their state."""
+    store = _store()
+    recipes = [r for address, r in catalog().items() if fnmatch.fnmatch(address, pattern)]
+    if not recipes:
+        raise ValueError(f"pattern={pattern!r} matches none of {len(catalog())} artifacts")
+    table = Table(box=None, pad_edge=False)
+    for title in ("artifact", "state", "size", "made", "notes"):
+        table.add_column(title, overflow="fold")
+    for recipe in recipes:
+        state, notes, record = artifact_state(store, recipe)
+        size = human_bytes(record.size_bytes) if record else ""
+        table.add_row(recipe.address, state, size, age(record.ended) if record else "", notes)
+    console.print(table)
+    console.print(f"\nprefix: {store.prefix}")
+
+
+@main.command()
+@click.argument("address")
+@clear_errors
+def show(address: str) -> None:
+    """Print the record of an artifact: recipe, counts, numbers, inputs, provenance, attempts."""
+    for line in artifact_lines(_store(), find(address)):
+        console.print(line, markup=False)
+
+
+@main.command()
+@click.argument("a")
+@click.argument("b")
+@clear_errors
+def diff(a: str, b: str) -> None:
+    """Print the recipe fields in which the artifacts A and B differ."""
+    rows = payload_diff(find(a).payload, find(b).payload)
+    if not rows:
+        console.print(f"{a} and {b} have the same recipe")
+        return
+    table = Table(box=None, pad_edge=False)
+    for title in ("field", a, b):
+        table.add_column(title, overflow="fold")
+    for path, old, new in rows:
+        table.add_row(path, str(old), str(new))
+    console.print(table)
+
+
+def _store() -> Store:
+    return read_environment().store()
+
+
+def _print_plan(store: Store, recipes: list[Recipe], force: bool) -> None:
+    steps = plan(store, recipes, force=force)
+    for line in plan_lines(steps, recipes):
+        console.print(line, markup=False)
+    damaged = [step for step in steps.values() if step.judgement.action == DAMAGED]
+    if damaged:
+        names = ", ".join(step.recipe.address for step in damaged)
+        console.print(f"damaged, needs --force on it: {names}", style="red")

@@ -1,0 +1,182 @@
+"""Turns Documents into distinct ones: exact copies go, then near copies, each with evidence."""
+
+import os
+from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
+from typing import Any, Literal
+
+from marin_dagster.data.documents import Document, shard_paths
+from marin_dagster.data.pipeline import (
+    DocumentStep,
+    Drop,
+    Keep,
+    MapReport,
+    checksum,
+    map_documents,
+    run_tasks,
+    work_folder,
+)
+from marin_dagster.kinds import Documents
+from marin_dagster.recipe import Context, StageError, Summary
+
+EVIDENCE_FILE = "duplicates.jsonl"
+_SMALL_SOURCE = 100  # documents; below, a large removed share says little
+_MIN_DETECTION = 0.5
+_WORK_FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deduplicate(Documents):
+    """Removes a document when a kept one has the same words, or nearly the same word n-grams.
+
+    Exact: equal after case folding, NFKC, and without punctuation and line breaks. Near: MinHash
+    with `num_bands` x `rows_per_band` hashes proposes pairs, and a document goes only when its
+    true n-gram Jaccard similarity with a kept document is at least `min_similarity`. Chains of
+    pairwise similar documents therefore do not collapse into one. Documents shorter than
+    `ngram_size` words have no n-grams; only exact copies of them go.
+
+    `keep`: of similar documents the `longest` (most words, then first), or the `first` in order.
+    `max_characters`: what MinHash and the similarity see of a long document.
+    `max_removed_share`: a source of at least 100 documents that loses more fails the stage.
+    """
+
+    stage = "deduped"
+
+    documents: Documents
+    ngram_size: int = 5  # words
+    num_bands: int = 14
+    rows_per_band: int = 8
+    min_similarity: float = 0.75
+    keep: Literal["longest", "first"] = "longest"
+    max_characters: int = 200_000
+    max_comparisons: int = 200  # kept documents that one document is compared with
+    max_removed_share: float = 0.95
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("ngram_size", "num_bands", "rows_per_band", "max_characters"):
+            if getattr(self, name) < 1:
+                value = getattr(self, name)
+                raise ValueError(f"{name}={value} of {self.address} is below 1; raise it")
+        if self.max_comparisons < 1:
+            raise ValueError(f"max_comparisons={self.max_comparisons} is below 1; try 200")
+        for name in ("min_similarity", "max_removed_share"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name}={getattr(self, name)} is outside (0, 1]; see {self!r}")
+        if self.keep not in ("longest", "first"):
+            raise ValueError(f"keep={self.keep!r} is unknown; use 'longest' or 'first'")
+        if self.detection < _MIN_DETECTION:
+            raise ValueError(
+                f"num_bands={self.num_bands} x rows_per_band={self.rows_per_band} finds a pair of "
+                f"min_similarity={self.min_similarity} with probability {self.detection:.3f}, "
+                f"below {_MIN_DETECTION}; give more bands, or fewer rows per band"
+            )
+
+    @property
+    def detection(self) -> float:
+        """Probability that MinHash proposes a pair of similarity s: 1 - (1 - s^rows)^bands."""
+        return 1 - (1 - self.min_similarity**self.rows_per_band) ** self.num_bands
+
+    def build(self, ctx: Context) -> Summary:
+        """Finds copies, verifies them, and writes the rest with the evidence."""
+        from marin_dagster.data import dedup_match
+
+        folder = ctx.path(self.documents)
+        inputs = [checksum(path) for path in shard_paths(folder)]
+        settings = asdict(self.config)
+        work = work_folder(ctx, "dedup", inputs, f"{_WORK_FORMAT} {settings}")
+        paths = tuple(path for path, *_ in inputs)
+        signatures, buckets = os.path.join(work, "signatures"), os.path.join(work, "buckets")
+        run_tasks(
+            ctx, signatures, partial(_signature_steps, signatures, paths, self.config), len(paths)
+        )
+        run_tasks(
+            ctx, buckets, partial(_bucket_steps, signatures, buckets, self.config), self.num_bands
+        )
+        ctx.log("verifying the pairs that MinHash proposes")
+        found = dedup_match.find_copies(signatures, buckets, paths, self.config)
+        removals = os.path.join(work, "removals.json")
+        dedup_match.save_removals(removals, found)
+        step = _Remove(removals, checksum(removals)[2])
+        report = map_documents(ctx, folder, step, evidence_file=EVIDENCE_FILE)
+        self._refuse_lost_sources(report)
+        numbers = {**report.numbers(), **found.numbers, "detection": round(self.detection, 4)}
+        return Summary(numbers=numbers, counts=report.counts, tables=report.tables())
+
+    @property
+    def config(self) -> "MatchConfig":
+        """What decides which documents match."""
+        return MatchConfig(
+            ngram_size=self.ngram_size,
+            num_bands=self.num_bands,
+            rows_per_band=self.rows_per_band,
+            min_similarity=self.min_similarity,
+            keep_longest=self.keep == "longest",
+            max_characters=self.max_characters,
+            max_comparisons=self.max_comparisons,
+            seed=self.seed,
+        )
+
+    def _refuse_lost_sources(self, report: MapReport) -> None:
+        for source, (read, kept) in report.sources.items():
+            share = (read - kept) / read
+            if read >= _SMALL_SOURCE and share > self.max_removed_share:
+                shown = [row for row in report.examples if row["source"] == source]
+                raise StageError(
+                    "bad_input",
+                    f"{self.address} removed {share:.1%} of source {source!r}, above "
+                    f"max_removed_share={self.max_removed_share}; look at these, then raise the "
+                    f"limit or min_similarity: {shown}",
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatchConfig:
+    """The fields of Deduplicate that workers need."""
+
+    ngram_size: int
+    num_bands: int
+    rows_per_band: int
+    min_similarity: float
+    keep_longest: bool
+    max_characters: int
+    max_comparisons: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class _Remove(DocumentStep):
+    """Drops the documents that a file lists by shard and row."""
+
+    path: str
+    digest: str
+
+    def judge(self, document: Document, shard: int, row: int) -> Keep | Drop:
+        removal = _load_removals(self.path, self.digest).get(f"{shard}:{row}")
+        if removal is None:
+            return Keep(document)
+        if removal["kind"] == "empty":
+            return Drop("empty")
+        evidence = {"removed": document["id"], **removal}
+        return Drop(f"{removal['kind']}_duplicate", evidence)
+
+
+@lru_cache(maxsize=1)
+def _load_removals(path: str, _digest: str) -> dict[str, dict[str, Any]]:
+    import json
+
+    with open(path, encoding="utf-8") as file:
+        return json.load(file)
+
+
+def _signature_steps(work: str, paths: tuple[str, ...], config: MatchConfig) -> list[Any]:
+    from marin_dagster.data.dedup_steps import signature_steps
+
+    return signature_steps(work, paths, config)
+
+
+def _bucket_steps(signatures: str, work: str, config: MatchConfig) -> list[Any]:
+    from marin_dagster.data.dedup_steps import bucket_steps
+
+    return bucket_steps(signatures, work, config)

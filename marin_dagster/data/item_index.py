@@ -1,0 +1,226 @@
+"""Turns evaluation items into an index of word n-grams that finds them inside documents."""
+
+import json
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from marin_dagster.data.words import ngram_hashes, word_hashes, words
+from marin_dagster.recipe import StageError
+
+CONTEXT_FIELDS = ("context", "question", "query", "goal", "prompt", "text", "sentence")
+LABEL_FIELDS = ("label", "gold", "answer", "answerKey")
+_MIN_WORDS = 3  # of a text that is an item at all
+_EXCERPT_WORDS = 40
+_PLANTED_PER_TASK = 3
+_PROMPT_START = re.compile(r"^\s*(question|q|goal|passage|context)\s*:\s*", re.IGNORECASE)
+_PROMPT_END = re.compile(r"\s*\b(answer|a)\s*:\s*$", re.IGNORECASE)
+_FILLER = "Zephyr quorum nimbus vector. "
+
+
+@dataclass(frozen=True)
+class Item:
+    """One text of an evaluation task; `number` is the row in the task's file."""
+
+    task: str
+    number: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Match:
+    """An item that a document holds: the share of its n-grams, and the words around the first."""
+
+    item: Item
+    overlap: float
+    excerpt: str
+
+
+def read_items(folder: str) -> Iterator[Item]:
+    """Items of a Tasks artifact: every text of a row, and context with the correct choice."""
+    inside = os.path.join(folder, "tasks")
+    names = sorted(os.listdir(inside)) if os.path.isdir(inside) else []
+    files = [name for name in names if name.endswith(".jsonl")]
+    if not files:
+        raise StageError("bad_input", f"{inside} holds no .jsonl file; build the tasks again")
+    for name in files:
+        with open(os.path.join(inside, name), encoding="utf-8") as file:
+            for number, line in enumerate(file):
+                try:
+                    texts = _texts_of_row(json.loads(line))
+                except (ValueError, AttributeError) as error:
+                    message = f"{inside}/{name} line {number + 1} is not a JSON object ({error})"
+                    raise StageError("bad_input", f"{message}; repair it") from error
+                for text in texts:
+                    yield Item(name.removesuffix(".jsonl"), number, text)
+
+
+def _texts_of_row(row: Mapping[str, Any]) -> list[str]:
+    strings = {name: _bare(value) for name, value in row.items() if isinstance(value, str)}
+    texts = list(strings.values())
+    context = next((strings[name] for name in CONTEXT_FIELDS if name in strings), "")
+    choice = _correct_choice(row)
+    if context and choice:
+        texts.insert(0, f"{context} {choice}")
+    return [text for text in dict.fromkeys(texts) if len(words(text)) >= _MIN_WORDS]
+
+
+def _bare(text: str) -> str:
+    """The text without the prompt's own words, which a leaked copy would not have."""
+    return _PROMPT_END.sub("", _PROMPT_START.sub("", text))
+
+
+def _correct_choice(row: Mapping[str, Any]) -> str:
+    choices = row.get("choices")
+    if isinstance(choices, Mapping):  # {"text": [...], "label": ["A", "B", ...]}
+        letters, choices = choices.get("label"), choices.get("text")
+    else:
+        letters = None
+    if not isinstance(choices, list):
+        return ""
+    label = next((row[name] for name in LABEL_FIELDS if name in row), None)
+    if isinstance(label, str):
+        known = list(letters or "ABCDEFGHIJ"[: len(choices)])
+        label = known.index(label) if label in known else int(label) if label.isdigit() else None
+    if not isinstance(label, int) or not 0 <= label < len(choices):
+        return ""
+    return choices[label] if isinstance(choices[label], str) else ""
+
+
+@dataclass(frozen=True)
+class _Table:
+    """N-grams of one size: sorted distinct hashes, and for each the items that hold it."""
+
+    grams: np.ndarray  # uint64[G], sorted
+    starts: np.ndarray  # int64[G + 1]
+    owners: np.ndarray  # int64[starts[-1]]: item numbers
+
+
+@dataclass(frozen=True)
+class ItemIndex:
+    """Finds items in documents. Short items stand whole in the table of their own length."""
+
+    items: Sequence[Item]
+    tables: Mapping[int, _Table]  # by n-gram size
+    totals: np.ndarray  # int64[items]: distinct n-grams of each item; 0 if it is not searched
+    min_overlap: float
+    ngram_size: int
+
+    @staticmethod
+    def build(
+        items: Sequence[Item], ngram_size: int, min_overlap: float, min_item_words: int
+    ) -> "ItemIndex":
+        """Indexes the items that have at least `min_item_words` words."""
+        grams: dict[int, list[np.ndarray]] = defaultdict(list)
+        owners: dict[int, list[np.ndarray]] = defaultdict(list)
+        totals = np.zeros(len(items), dtype=np.int64)
+        for number, item in enumerate(items):
+            hashes = word_hashes(words(item.text))
+            if len(hashes) < min_item_words:
+                continue
+            size = min(ngram_size, len(hashes))
+            found = np.unique(ngram_hashes(hashes, size))
+            grams[size].append(found)
+            owners[size].append(np.full(len(found), number))
+            totals[number] = len(found)
+        tables = {
+            size: _make_table(np.concatenate(grams[size]), np.concatenate(owners[size]))
+            for size in sorted(grams)
+        }
+        return ItemIndex(items, tables, totals, min_overlap, ngram_size)
+
+    @property
+    def num_searched(self) -> int:
+        return int((self.totals > 0).sum())
+
+    def matches(self, text: str) -> list[Match]:
+        """Items that the text holds, the most complete first."""
+        tokens = words(text)
+        hashes = word_hashes(tokens)
+        found: list[Match] = []
+        for size, table in self.tables.items():
+            grams = ngram_hashes(hashes, size)
+            if not len(grams):
+                continue
+            places = np.searchsorted(table.grams, grams)
+            places[places == len(table.grams)] = 0
+            hits = np.flatnonzero(table.grams[places] == grams)
+            if len(hits):
+                found += self._matches_in_table(table, places, hits, tokens)
+        return sorted(
+            found, key=lambda m: (-m.overlap, -len(m.item.text), m.item.task, m.item.number)
+        )
+
+    def _matches_in_table(
+        self, table: _Table, places: np.ndarray, hits: np.ndarray, tokens: list[str]
+    ) -> list[Match]:
+        shared: dict[int, int] = defaultdict(int)
+        first: dict[int, int] = {}
+        distinct, where = np.unique(places[hits], return_index=True)
+        for gram, hit in zip(distinct.tolist(), hits[where].tolist(), strict=True):
+            for owner in table.owners[table.starts[gram] : table.starts[gram + 1]].tolist():
+                shared[owner] += 1
+                first[owner] = min(hit, first.get(owner, hit))
+        return [
+            Match(self.items[owner], count / self.totals[owner], _excerpt(tokens, first[owner]))
+            for owner, count in shared.items()
+            if count >= self.min_overlap * self.totals[owner]
+        ]
+
+    def find_planted(self) -> int:
+        """Plants some items of each task in foreign text, changed in case and lines; counts them.
+
+        Raises StageError when one is not found: a search that cannot find these finds nothing.
+        """
+        taken: dict[str, int] = defaultdict(int)
+        for number in np.flatnonzero(self.totals).tolist():
+            item = self.items[number]
+            if taken[item.task] == _PLANTED_PER_TASK:
+                continue
+            taken[item.task] += 1
+            wrapped = "\n".join(item.text.upper().split())
+            found = self.matches(_FILLER * 20 + wrapped + "\n" + _FILLER * 20)
+            if not any(match.item.text == item.text for match in found):
+                message = f"planted item {item.number} of {item.task} was not found: {item.text!r}"
+                raise StageError("error", f"{message}; its words change under case folding")
+        return sum(taken.values())
+
+    def save(self, path: str) -> None:
+        """Writes the index to one .npz file; equal indexes give equal bytes."""
+        arrays = {"totals": self.totals}
+        for size, table in self.tables.items():
+            arrays |= {f"{name}_{size}": array for name, array in vars(table).items()}
+        header = {"items": [asdict(item) for item in self.items], "min_overlap": self.min_overlap}
+        header |= {"ngram_size": self.ngram_size, "sizes": list(self.tables)}
+        text = json.dumps(header).encode()
+        arrays["header"] = np.frombuffer(text, dtype=np.uint8)
+        np.savez(path, **arrays)  # pyright: ignore[reportArgumentType]
+
+    @staticmethod
+    def load(path: str) -> "ItemIndex":
+        """Reads what `save` wrote."""
+        with np.load(path) as file:
+            header = json.loads(file["header"].tobytes())
+            tables = {
+                size: _Table(file[f"grams_{size}"], file[f"starts_{size}"], file[f"owners_{size}"])
+                for size in header["sizes"]
+            }
+            items = [Item(**item) for item in header["items"]]
+            totals = file["totals"]
+        return ItemIndex(items, tables, totals, header["min_overlap"], header["ngram_size"])
+
+
+def _make_table(grams: np.ndarray, owners: np.ndarray) -> _Table:
+    order = np.lexsort((owners, grams))
+    distinct, starts = np.unique(grams[order], return_index=True)
+    return _Table(distinct, np.append(starts, len(grams)), owners[order])
+
+
+def _excerpt(tokens: list[str], start: int) -> str:
+    begin = max(0, start - _EXCERPT_WORDS // 4)
+    return " ".join(tokens[begin : begin + _EXCERPT_WORDS])

@@ -1,0 +1,61 @@
+"""Turns environment variables into settings: the one place of the engine that reads them."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from marin_dagster.recipe import Placement
+from marin_dagster.store import Store
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """What this machine provides. None of it is part of an artifact's identity."""
+
+    prefix: str  # MARIN_PREFIX: folder or bucket of all artifacts
+    drift: str  # MARIN_DRIFT: warn | error
+    placement: Placement  # MARIN_WORKERS, HF_TOKEN, WANDB_MODE
+
+    def store(self) -> Store:
+        return Store(self.prefix, drift=self.drift)
+
+
+def read_environment() -> Environment:
+    """Reads the settings; raises ValueError for a value that makes no sense."""
+    return Environment(
+        prefix=os.environ.get("MARIN_PREFIX") or default_prefix(),
+        drift=os.environ.get("MARIN_DRIFT") or "warn",
+        placement=Placement(
+            workers=_positive("MARIN_WORKERS", default=os.cpu_count() or 1),
+            hub_token=os.environ.get("HF_TOKEN") or None,
+            wandb_mode=_wandb_mode(),
+        ),
+    )
+
+
+def checkout() -> Path:
+    """The folder with `dagster.yaml`: this checkout, or the current folder when installed."""
+    root = Path(__file__).resolve().parent.parent
+    return root if (root / "dagster.yaml").exists() else Path.cwd()
+
+
+def default_prefix() -> str:
+    return str(checkout() / "local_store")
+
+
+def _wandb_mode() -> str:
+    """Online only with a key and a wish: no account is needed, and none is used by accident."""
+    mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "")
+    mode = mode or "offline"
+    if mode not in ("offline", "online", "disabled"):
+        raise ValueError(f"WANDB_MODE={mode!r} is not one of offline, online, disabled")
+    return mode
+
+
+def _positive(name: str, default: int) -> int:
+    text = os.environ.get(name)
+    if not text:
+        return default
+    if not text.isdigit() or int(text) < 1:
+        raise ValueError(f"{name}={text!r} is not a positive whole number")
+    return int(text)

@@ -1,0 +1,137 @@
+"""Turns a `Pretrain` recipe into files: reads the caches, runs the loop, writes the checkpoint."""
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from marin_dagster.data.mixture import Mixture, Rows
+from marin_dagster.data.token_cache import TokenCacheReader
+from marin_dagster.data.tokenizer import TextTokenizer, load_tokenizer
+from marin_dagster.models.transformer import Transformer
+from marin_dagster.recipe import Context, Recipe, StageError, Summary
+from marin_dagster.training.checkpoint import save_model
+from marin_dagster.training.evaluate import unigram_entropy
+from marin_dagster.training.loop import Run, train
+from marin_dagster.training.sampling import generate
+from marin_dagster.training.summary import run_numbers, run_plots
+
+if TYPE_CHECKING:
+    from marin_dagster.training.pretrain import Pretrain
+
+SAMPLE_TOKENS, SAMPLE_TEMPERATURE = 96, 0.7
+
+
+def build_pretrained(recipe: "Pretrain", ctx: Context) -> Summary:
+    """Trains, saves and describes the model."""
+    tokenizer = load_tokenizer(ctx.path(recipe.tokenizer))
+    readers = open_caches(ctx, [cache for cache, _ in recipe.data], tokenizer)
+    held_out = open_caches(ctx, recipe.validation, tokenizer)
+    weights = {cache.address: weight for cache, weight in recipe.data}
+    seq_len = recipe.model.seq_len
+    mixture = open_mixture(
+        readers, weights, seq_len, recipe.batch_size, recipe.seed, recipe.num_steps
+    )
+    validation = {name: Rows(reader, seq_len) for name, reader in held_out.items()}
+    key = jax.random.key(recipe.seed)
+    model = Transformer(recipe.model, tokenizer.vocab_size, key)
+    run = Run(
+        optimizer=recipe.optimizer,
+        num_steps=recipe.num_steps,
+        z_loss_weight=recipe.z_loss_weight,
+        steps_per_eval=recipe.steps_per_eval,
+        steps_per_checkpoint=recipe.steps_per_checkpoint,
+    )
+    model, history = train(ctx, model, mixture, validation, recipe.batch_size, run)
+    write_checkpoint(ctx, model, tokenizer, steps=recipe.num_steps)
+
+    entropy = _mixed_entropy(readers, weights)
+    prompts = [tokenizer.encode_prompt(text) for text in recipe.sample_prompts]
+    samples = sample_texts(model, prompts, tokenizer, (tokenizer.eos_id,))
+    return Summary(
+        numbers={
+            **run_numbers(history, recipe.model, tokenizer.vocab_size),
+            "unigram_entropy": round(entropy, 5),
+            "vocab_size": tokenizer.vocab_size,
+        },
+        tables={"Epochs": _epoch_table(mixture, recipe.num_steps)},
+        plots=run_plots(history, {"unigram entropy": entropy}),
+        notes={"Samples": samples},
+    )
+
+
+def open_caches(
+    ctx: Context, caches: Sequence[Recipe], tokenizer: TextTokenizer
+) -> dict[str, TokenCacheReader]:
+    """Opens caches by address; refuses those of another tokenizer."""
+    readers = {}
+    for cache in caches:
+        reader = readers[cache.address] = TokenCacheReader(ctx.path(cache))
+        if reader.meta["tokenizer"] != tokenizer.digest:
+            raise StageError(
+                "bad_input",
+                f"{cache.address} was made by tokenizer {reader.meta['tokenizer']}, this run's is "
+                f"{tokenizer.digest}; tokenize it with the tokenizer of this run",
+            )
+    return readers
+
+
+def open_mixture(
+    readers: Mapping[str, TokenCacheReader],
+    weights: Mapping[str, float],
+    seq_len: int,
+    batch_size: int,
+    seed: int,
+    num_steps: int,
+) -> Mixture:
+    """Opens a mixture; what it refuses is a bad input."""
+    try:
+        return Mixture(readers, weights, seq_len, batch_size, seed, num_steps)
+    except ValueError as error:
+        raise StageError("bad_input", str(error)) from error
+
+
+def write_checkpoint(
+    ctx: Context, model: Transformer, tokenizer: TextTokenizer, **facts: Any
+) -> None:
+    """Writes the model, its configuration and the run's metrics into the artifact."""
+    extra = {
+        "tokenizer": tokenizer.digest,
+        "bos_id": tokenizer.bos_id,
+        "eos_id": tokenizer.eos_id,
+        "pad_id": tokenizer.pad_id,
+        **facts,
+    }
+    save_model(model, ctx.out, extra)
+    shutil.copyfile(os.path.join(ctx.work, "metrics.jsonl"), os.path.join(ctx.out, "metrics.jsonl"))
+
+
+def sample_texts(
+    model: Transformer,
+    prompts: Sequence[Sequence[int]],
+    tokenizer: TextTokenizer,
+    stop_ids: Sequence[int],
+) -> str:
+    """Returns Markdown with a greedy and a drawn continuation of every prompt."""
+    blocks = []
+    for title, temperature in (("greedy", 0.0), (f"T {SAMPLE_TEMPERATURE}", SAMPLE_TEMPERATURE)):
+        answers = generate(model, prompts, SAMPLE_TOKENS, stop_ids, temperature)
+        for prompt, answer in zip(prompts, answers, strict=True):
+            text = tokenizer.visible([*prompt, *answer])
+            blocks.append(f"**{title}**\n\n````text\n{text}\n````")
+    return "\n\n".join(blocks)
+
+
+def _mixed_entropy(readers: Mapping[str, TokenCacheReader], weights: Mapping[str, float]) -> float:
+    """Unigram entropy of each source, averaged by weight: a bound below that of the mixture."""
+    total = sum(weights.values())
+    return sum(unigram_entropy(reader) * weights[name] / total for name, reader in readers.items())
+
+
+def _epoch_table(mixture: Mixture, num_steps: int) -> list[dict[str, Any]]:
+    return [
+        {"source": name, "epochs": round(epochs, 3)}
+        for name, epochs in mixture.epochs(num_steps).items()
+    ]

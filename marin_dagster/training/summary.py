@@ -1,0 +1,71 @@
+"""Turns the history of a run into the numbers and pictures of its artifact."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from marin_dagster.models.config import ModelConfig
+from marin_dagster.plots import line_chart
+from marin_dagster.training.metrics import Row
+
+SETTLED = 5  # first steps of an attempt, which compile and warm up, are not timed
+
+
+def run_numbers(
+    history: Sequence[Row], config: ModelConfig, vocab_size: int
+) -> dict[str, int | float]:
+    """The last losses, the median speed, and the size of the model."""
+    count = config.parameters(vocab_size)
+    last = history[-1]
+    speeds = [row["throughput/tokens_per_second"] for row in history]
+    numbers: dict[str, int | float] = {
+        "steps": last["step"],
+        "tokens": last["tokens"],
+        "attempts": last["attempt"],
+        "first_train_loss": _rounded(history[0]["train/cross_entropy"]),
+        "train_loss": _rounded(_mean_of_last(history, "train/cross_entropy")),
+        "tokens_per_second": round(statistics.median(speeds[SETTLED:] or speeds), 1),
+        "max_load_ratio": _rounded(_mean_of_last(history, "moe/max_load_ratio")),
+        "parameters": count.total,
+        "active_parameters": count.active,
+        "flops": config.flops_per_token(vocab_size) * last["tokens"],
+    }
+    for key in ("eval/loss", "eval/bits_per_byte"):
+        if key in last:
+            numbers[key.replace("/", "_")] = _rounded(last[key])
+    return numbers
+
+
+def run_plots(history: Sequence[Row], levels: Mapping[str, float]) -> dict[str, str]:
+    """Curves of the loss (beside `levels`, in nats), of the gradient norm and of the routers."""
+    losses = {"training": _points(history, "train/cross_entropy")}
+    evaluated = _points(history, "eval/loss")
+    if evaluated[0]:
+        losses["validation"] = evaluated
+    routers = {
+        "busiest expert": _points(history, "moe/max_load_ratio"),
+        "idlest expert": _points(history, "moe/min_load_ratio"),
+    }
+    norm = {"gradient": _points(history, "train/grad_norm")}
+    rate = {"learning rate": _points(history, "train/learning_rate")}
+    return {
+        "Loss": line_chart(losses, "Loss", "step", "nats per token", levels),
+        "Gradient norm": line_chart(norm, "Gradient norm", "step", "norm", log_y=True),
+        "Expert load": line_chart(
+            routers, "Expert load, worst layer", "step", "fair shares", {"balanced": 1.0}
+        ),
+        "Learning rate": line_chart(rate, "Learning rate", "step", "rate"),
+    }
+
+
+def _points(history: Sequence[Row], key: str) -> tuple[list[float], list[float]]:
+    rows = [row for row in history if key in row]
+    return [row["step"] for row in rows], [row[key] for row in rows]
+
+
+def _mean_of_last(history: Sequence[Row], key: str, share: float = 0.05) -> float:
+    size = max(1, int(len(history) * share))
+    return statistics.fmean(row[key] for row in history[-size:])
+
+
+def _rounded(value: float) -> float:
+    return round(value, 5)

@@ -1,0 +1,17 @@
+"""Where artifacts lie."""
+
+import dagster as dg
+
+from marin_dagster.environment import read_environment
+from marin_dagster.store import Store
+
+
+class StoreResource(dg.ConfigurableResource):
+    """The artifacts under `MARIN_PREFIX` (by default a folder of the checkout)."""
+
+    prefix: str | None = None
+    drift: str | None = None
+
+    def open(self) -> Store:
+        environment = read_environment()
+        return Store(self.prefix or environment.prefix, drift=self.drift or environment.drift)

@@ -1,0 +1,32 @@
+"""Registers the toy experiment the way a user's package does: by an entry point."""
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def _install_toys() -> None:
+    site = tempfile.mkdtemp(prefix="toy-lab-")
+    info = Path(site, "toy_lab-0.0.1.dist-info")
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-lab\nVersion: 0.0.1\n")
+    (info / "entry_points.txt").write_text("[marin_dagster.experiments]\ntoys = tests.toys\n")
+    sys.path.insert(0, site)
+    paths = [site, str(ROOT), os.environ.get("PYTHONPATH", "")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+
+
+_install_toys()
+
+
+@pytest.fixture
+def prefix(tmp_path, monkeypatch) -> str:
+    """An empty prefix that everything in this test uses."""
+    folder = str(tmp_path / "store")
+    monkeypatch.setenv("MARIN_PREFIX", folder)
+    return folder

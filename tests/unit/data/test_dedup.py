@@ -1,0 +1,152 @@
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from marin_dagster.data.dedup import Deduplicate
+from marin_dagster.data.documents import document_id, read_documents
+from marin_dagster.data.words import ngram_hashes, word_hashes, words
+from marin_dagster.recipe import Placement, StageError, Summary
+from tests.fake_context import FakeContext, build
+from tests.unit.data.toy_documents import ToyDocuments, random_text, write_documents
+
+
+def similarity(one: str, other: str) -> float:
+    grams = [set(ngram_hashes(word_hashes(words(text)), 5).tolist()) for text in (one, other)]
+    return len(grams[0] & grams[1]) / len(grams[0] | grams[1])
+
+
+def edited(rng: random.Random, text: str, num_edits: int) -> str:
+    tokens = text.split()
+    for place in rng.sample(range(len(tokens)), num_edits):
+        tokens[place] = f"edit{rng.randrange(10**6)}"
+    return " ".join(tokens)
+
+
+def deduplicate(
+    root: Path, texts: list[str], *, workers: int = 2, **fields
+) -> tuple[Summary, list[str], list[dict]]:
+    toy = write_documents(root, texts, shard_documents=50, source=fields.pop("source", "toy"))
+    recipe = Deduplicate(name="out", version="dev", documents=toy, **fields)
+    summary = build(recipe, root, placement=Placement(workers=workers))
+    out = FakeContext(recipe, root).out
+    evidence = [json.loads(line) for line in open(f"{out}/duplicates.jsonl", encoding="utf-8")]
+    return summary, [document["text"] for document in read_documents(out)], evidence
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory):
+    """60 documents, 40 near copies of the first 40, 10 that share half of the last ten."""
+    rng = random.Random(1)
+    base = [random_text(rng, 120) for _ in range(60)]
+    near = [edited(rng, text, rng.randrange(1, 3)) for text in base[:40]]
+    half = [" ".join(text.split()[:60]) + " " + random_text(rng, 60) for text in base[50:]]
+    texts = base + near + half
+    rng.shuffle(texts)
+    summary, kept, evidence = deduplicate(
+        tmp_path_factory.mktemp("planted"), texts, max_removed_share=0.9
+    )
+    return base, near, half, summary, kept, evidence
+
+
+def test_planted_near_copies_are_found(planted):
+    base, near, _, summary, kept, _ = planted
+    pairs = [(b, n) for b, n in zip(base, near, strict=False) if similarity(b, n) >= 0.85]
+    assert len(pairs) >= 30
+    found = sum(not (b in kept and n in kept) for b, n in pairs)
+    assert found >= 0.95 * len(pairs)
+    assert summary.numbers["dropped/fuzzy_duplicate"] >= found
+
+
+def test_documents_that_share_half_their_text_stay(planted):
+    base, _, half, _, kept, _ = planted
+    assert all(similarity(b, h) > 0.25 for b, h in zip(base[50:], half, strict=True))
+    assert {*base[50:], *half} <= set(kept)
+
+
+def test_every_removed_document_has_a_kept_one_that_is_truly_similar(planted):
+    base, near, half, summary, kept, evidence = planted
+    by_id = {document_id(text): text for text in [*base, *near, *half]}
+    assert len(evidence) == summary.counts.read - summary.counts.kept > 0
+    for row in evidence:
+        assert by_id[row["kept"]] in kept
+        true = similarity(by_id[row["removed"]], by_id[row["kept"]])
+        assert true == pytest.approx(row["similarity"], abs=1e-6)
+        assert true >= 0.75
+
+
+LONG = "one two three four five six seven eight nine ten"
+
+
+def test_exact_copies_short_texts_and_empty_texts(tmp_path):
+    short = ["cat", "dog", "Cat!", "", " \n ", "世界", "世界。"]
+    texts = [*short, LONG, LONG.upper().replace(" ", "\n"), LONG + " eleven"]
+    summary, kept, evidence = deduplicate(tmp_path, texts, min_similarity=0.95, num_bands=20)
+    assert kept == ["dog", "Cat!", "世界。", LONG, LONG + " eleven"]
+    assert summary.counts.dropped == {"empty": 2, "exact_duplicate": 3}
+    assert summary.numbers["short_documents"] == 5
+    assert {row["kind"] for row in evidence} == {"exact"}
+
+
+def test_copies_are_found_across_shards_and_the_first_can_be_kept(tmp_path):
+    rng = random.Random(3)
+    filler = [random_text(rng, 40) for _ in range(60)]
+    text = random_text(rng, 60)
+    texts = [text, *filler, text + " with a longer end"]
+    _, kept, evidence = deduplicate(tmp_path / "a", texts, keep="first")
+    assert text in kept
+    assert texts[-1] not in kept
+    _, kept, evidence = deduplicate(tmp_path / "b", texts, keep="longest")
+    assert texts[-1] in kept
+    assert evidence[0]["removed"] == document_id(text)
+
+
+def test_a_chain_of_pairs_does_not_collapse(tmp_path):
+    tokens = [f"w{i}" for i in range(130)]
+    chain = [" ".join(tokens[start : start + 100]) for start in (0, 10, 20, 30)]
+    assert similarity(chain[0], chain[1]) > 0.75 > similarity(chain[0], chain[2])
+    _, kept, _ = deduplicate(tmp_path, chain, keep="first", num_bands=40, rows_per_band=4)
+    assert kept == [chain[0], chain[2]]
+
+
+def test_an_exact_copy_of_a_near_copy_names_a_document_that_was_kept(tmp_path):
+    text = random_text(random.Random(5), 80)
+    shorter = " ".join(text.split()[:-1])
+    _, kept, evidence = deduplicate(tmp_path, [shorter, shorter.upper(), text])
+    assert kept == [text]
+    assert {row["kept"] for row in evidence} == {document_id(text)}
+    assert sorted(row["kind"] for row in evidence) == ["exact", "fuzzy"]
+
+
+def test_the_number_of_workers_changes_nothing(tmp_path):
+    rng = random.Random(6)
+    base = [random_text(rng, 60) for _ in range(60)]
+    texts = base + [edited(rng, text, 1) for text in base[:20]]
+    results = [
+        deduplicate(tmp_path / str(workers), texts, workers=workers, num_bands=4, rows_per_band=4)
+        for workers in (1, 2)
+    ]
+    assert results[0] == results[1]
+
+
+def test_a_source_that_loses_almost_everything_stops_the_stage(tmp_path):
+    texts = [LONG + " same" for _ in range(120)] + ["another text"]
+    with pytest.raises(StageError, match="99.2% of source 'copies'") as caught:
+        deduplicate(tmp_path, texts, source=["copies"] * 120 + ["fine"])
+    assert caught.value.reason == "bad_input"
+
+
+def test_settings_that_would_find_nothing_are_refused():
+    toy = ToyDocuments(name="toy", version="dev")
+    with pytest.raises(ValueError, match=r"with probability 0\.00"):
+        Deduplicate(
+            name="x",
+            version="dev",
+            documents=toy,
+            num_bands=2,
+            rows_per_band=64,
+            min_similarity=0.8,
+        )
+    with pytest.raises(ValueError, match="keep="):
+        Deduplicate(name="x", version="dev", documents=toy, keep="shortest")

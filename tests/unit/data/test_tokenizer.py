@@ -1,0 +1,139 @@
+"""The tokenizer loses no byte, yields no control id from text, and says why it cannot be made."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from marin_dagster.data import tokenizer_gate
+from marin_dagster.data.tokenizer import (
+    CONTROL_PIECES,
+    TextTokenizer,
+    TrainTokenizer,
+    count_control_spellings,
+    load_tokenizer,
+)
+from marin_dagster.recipe import StageError
+from tests.fake_context import build
+from tests.unit.data.corpus import CORPUS, TOKENIZER, TextCorpus, build_tokenizer, text
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory) -> Path:
+    return build_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(root) -> TextTokenizer:
+    return load_tokenizer(str(root / "artifacts" / TOKENIZER.address))
+
+
+@given(st.text(st.characters(exclude_categories=("Cs",))))
+@settings(max_examples=300, deadline=None)
+def test_any_text_comes_back_byte_for_byte(tokenizer, content):
+    ids = tokenizer.encode(content)
+    assert tokenizer.decode(ids) == content
+    assert all(i >= len(CONTROL_PIECES) for i in ids)
+
+
+def test_odd_strings_come_back_and_are_many(tokenizer):
+    assert tokenizer_gate.check_round_trip(tokenizer) >= 190
+
+
+def test_a_literal_space_mark_is_not_a_space(tokenizer):
+    assert tokenizer.decode(tokenizer.encode("a\u2581b c")) == "a\u2581b c"
+
+
+def test_text_that_spells_control_pieces_stays_text(tokenizer):
+    content = " ".join(CONTROL_PIECES)
+    assert min(tokenizer.encode(content)) >= len(CONTROL_PIECES)
+    assert count_control_spellings(content) == len(CONTROL_PIECES)
+
+
+def test_control_pieces_have_the_first_ids(tokenizer):
+    assert [tokenizer.token_id(piece) for piece in CONTROL_PIECES] == list(range(8))
+    assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == (1, 2, 3)
+    with pytest.raises(KeyError, match="not in this vocabulary"):
+        tokenizer.token_id("<|tool|>")
+
+
+def test_batches_and_threads_change_nothing(tokenizer):
+    texts = [text(i) for i in range(50)]
+    one_by_one = [tokenizer.encode(content) for content in texts]
+    assert tokenizer.encode_batch(texts, threads=3) == one_by_one
+
+
+def test_digits_stand_alone(tokenizer):
+    assert len(tokenizer.encode("48151")) == 5
+
+
+def test_training_twice_gives_the_same_bytes(root, tmp_path):
+    build(CORPUS, tmp_path)
+    build(TOKENIZER, tmp_path)
+    for name in ("tokenizer.model", "tokenizer.json", "tokenizer_config.json"):
+        first = root / "artifacts" / TOKENIZER.address / name
+        again = tmp_path / "artifacts" / TOKENIZER.address / name
+        assert first.read_bytes() == again.read_bytes(), name
+
+
+def test_the_sample_keeps_to_its_budget_and_depends_on_the_seed(tmp_path):
+    build(CORPUS, tmp_path)
+    kept = set()
+    for seed in (1, 2):
+        recipe = TrainTokenizer(
+            name=f"s{seed}",
+            version="dev",
+            documents=(CORPUS,),
+            vocab_size=300,
+            sample_bytes=9_000,
+            seed=seed,
+        )
+        summary = build(recipe, tmp_path)
+        assert 3_000 < summary.numbers["sampled_bytes"] <= 9_000
+        assert summary.counts is not None
+        assert summary.counts.balance == 0
+        assert summary.counts.dropped["over_sample_bytes"] > 0
+        kept.add((tmp_path / "artifacts" / recipe.address / "tokenizer.model").read_bytes())
+    assert len(kept) == 2
+
+
+def test_too_large_a_vocabulary_is_refused_with_the_largest_that_fits(tmp_path):
+    build(CORPUS, tmp_path)
+    recipe = TrainTokenizer(name="big", version="dev", documents=(CORPUS,), vocab_size=50_000)
+    with pytest.raises(StageError, match=r"vocab_size=50000 .* set vocab_size to at most \d+"):
+        build(recipe, tmp_path)
+
+
+def test_an_empty_input_is_refused(tmp_path):
+    empty = TextCorpus(name="empty", version="dev", size=1)
+    build(empty, tmp_path)
+    shard = tmp_path / "artifacts" / empty.address / "documents" / "00000.jsonl.zst"
+    import zstandard
+
+    shard.write_bytes(zstandard.compress(b""))
+    recipe = TrainTokenizer(name="none", version="dev", documents=(empty,), vocab_size=300)
+    with pytest.raises(StageError, match="kept 0 of 0 documents"):
+        build(recipe, tmp_path)
+
+
+def test_a_tokenizer_that_damages_text_does_not_pass_the_gate(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer_gate, "odd_strings", lambda: ["fine", "a b"])
+    monkeypatch.setattr(TextTokenizer, "decode", lambda self, ids: "fine")
+    with pytest.raises(StageError, match=r"1 of 2 strings do not survive.*'a b'"):
+        tokenizer_gate.check_round_trip(tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"vocab_size": 100}, "vocab_size=100"),
+        ({"sample_bytes": 0}, "sample_bytes=0"),
+        ({"documents": ()}, "documents=()"),
+    ],
+)
+def test_bad_fields_are_refused_with_their_value(fields, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(").replace(")", r"\)")):
+        TrainTokenizer(
+            **{"name": "x", "version": "dev", "documents": (CORPUS,), "vocab_size": 300, **fields}
+        )

@@ -1,0 +1,88 @@
+import importlib
+import sys
+import textwrap
+
+import pytest
+
+from marin_dagster import code
+from marin_dagster.plan import plan
+from marin_dagster.store import Store
+
+RECIPE = """
+    from dataclasses import dataclass
+    from pathlib import Path
+    from typing import ClassVar
+
+    import numpy
+
+    from lab.constants import LIMIT
+    from marin_dagster.kinds import Documents
+    from marin_dagster.recipe import Context, Summary
+
+
+    @dataclass(frozen=True, kw_only=True)
+    class Lengths(Documents):
+        '''Writes how long the words are.'''
+
+        stage: ClassVar[str] = "raw"
+
+        def build(self, ctx: Context) -> Summary:
+            Path(ctx.out, "n.txt").write_text(str(LIMIT))
+            return Summary(numbers={"limit": LIMIT})
+"""
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    """A user's package `lab`; `write(name, text)` changes a module of it and reloads."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "lab").mkdir()
+    (tmp_path / "lab" / "__init__.py").write_text("")
+
+    def write(name: str, text: str):
+        (tmp_path / "lab" / f"{name}.py").write_text(textwrap.dedent(text))
+        for module in [m for m in sys.modules if m.partition(".")[0] == "lab"]:
+            del sys.modules[module]
+        importlib.invalidate_caches()
+        for cached in (code._closure, code._parse, code.library_versions):
+            cached.cache_clear()
+
+    write("constants", "LIMIT = 3\n")
+    write("recipes", RECIPE)
+    yield write
+    for module in [m for m in sys.modules if m.partition(".")[0] == "lab"]:
+        del sys.modules[module]
+
+
+def lengths(version="dev"):
+    return importlib.import_module("lab.recipes").Lengths(name="a", version=version)
+
+
+def test_edited_code_is_named_and_reruns_a_dev_artifact(lab, tmp_path):
+    store = Store(str(tmp_path / "s"))
+    store.build(lengths())
+    lab("constants", "LIMIT = 4\n")
+    step = plan(store, [lengths()])["raw/a@dev"]
+    assert step.runs
+    assert [item.field for item in step.judgement.drifted] == ["lab.constants"]
+    assert store.build(lengths()).record.summary.numbers == {"limit": 4}
+
+
+def test_edited_code_is_announced_when_a_fixed_version_is_reused(lab, tmp_path):
+    store = Store(str(tmp_path / "s"))
+    store.build(lengths("2026.01.01"))
+    lab("constants", "LIMIT = 4\n")
+    outcome = store.build(lengths("2026.01.01"))
+    assert outcome.reused
+    assert [item.field for item in outcome.judgement.drifted] == ["lab.constants"]
+
+
+def test_comments_docstrings_and_layout_are_not_code(lab):
+    before = code.code_digests(type(lengths()))
+    lab("constants", '"""Says it."""\n\n# three\nLIMIT   =   3\n')
+    assert code.code_digests(type(lengths())) == before
+    assert set(before) == {"lab.recipes", "lab.constants"}
+
+
+def test_the_libraries_that_the_code_imports_are_recorded(lab):
+    assert set(code.library_versions(type(lengths()))) == {"numpy"}

@@ -13,7 +13,7 @@ from marin_dagster.experiments import catalog
 from marin_dagster.plan import DAMAGED, REUSE, Step, describe, plan
 from marin_dagster.recipe import Recipe
 from marin_dagster.store import Store, damage_message
-from resources import StoreResource
+from resources import RESOURCES, StoreResource
 
 DESCRIPTION = """\
 Materialize a target here to build all that it needs, in order; what is complete is reused.
@@ -73,9 +73,7 @@ def _run(
 
     Threads would deadlock on the SQLite event log.
     """
-    from marin_dagster.definitions import defs
-
-    job = defs.resolve_implicit_global_asset_job_def()
+    job = _stages_job()
     todo = [step for step in steps.values() if step.runs or step.recipe is target]
     for step in steps.values():
         if step not in todo and step.judgement.action == REUSE:
@@ -104,6 +102,14 @@ def _run(
         seconds = round(time.monotonic() - started, 1)
         announce(context, f"      {_outcome(opened, recipe)}, {seconds} s")
         yield step, result if step.runs else None, seconds
+
+
+def _stages_job() -> dg.JobDefinition:
+    """The job over the stages alone; a definitions object cannot be reached from within a run."""
+    from assets import STAGES
+
+    stages = dg.Definitions(assets=STAGES, resources=RESOURCES, executor=dg.in_process_executor)
+    return stages.resolve_implicit_global_asset_job_def()
 
 
 def _outcome(store: Store, recipe: Recipe) -> str:

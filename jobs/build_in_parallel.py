@@ -8,6 +8,7 @@ from dagster._core.definitions.events import AssetKeyPartitionKey
 from dagster._core.execution.backfill import PartitionBackfill
 from dagster._core.utils import make_new_backfill_id
 
+from assets import ASSETS
 from assets.build import tag_value
 from assets.partitions import targets
 from marin_dagster.experiments import catalog
@@ -41,14 +42,12 @@ def build_in_parallel():
 
 def submit_backfill(instance: dg.DagsterInstance, target: str, steps: list[Step]) -> str:
     """Queues one backfill and returns its id. Dagster has no public function for this."""
-    from marin_dagster.definitions import defs
-
     subset = AssetGraphSubset.from_asset_partition_set(
         {
             AssetKeyPartitionKey(dg.AssetKey(step.recipe.stage), step.recipe.key)
             for step in steps
         },
-        asset_graph=defs.resolve_asset_graph(),
+        asset_graph=dg.Definitions(assets=ASSETS).resolve_asset_graph(),
     )
     backfill = PartitionBackfill.from_asset_graph_subset(
         backfill_id=make_new_backfill_id(),

@@ -24,14 +24,16 @@ import scrapy
 from scrapy import signals
 from scrapy.crawler import Crawler, CrawlerProcess
 from scrapy.exceptions import IgnoreRequest
-from scrapy.http import HtmlResponse, Request, Response
+from scrapy.http import Headers, HtmlResponse, Request, Response
 from scrapy.linkextractors import LinkExtractor
+from scrapy.responsetypes import responsetypes
 from scrapy.utils.response import response_status_message
 from twisted.python.failure import Failure
 from w3lib.url import canonicalize_url
 from warcio.statusandheaders import StatusAndHeaders
 from warcio.warcwriter import WARCWriter
 
+from marin_dagster.data.site import DATE
 from marin_dagster.process import die_with_parent
 
 OFFSITE, DENIED, REDIRECTS = "offsite", "Forbidden by robots.txt", "max redirections reached"
@@ -86,6 +88,7 @@ def _settings(job: dict[str, Any]) -> dict[str, Any]:
         "HTTPCACHE_IGNORE_HTTP_CODES": RETRIED,
         "RETRY_TIMES": 2,
         "COOKIES_ENABLED": False,
+        "REFERER_ENABLED": False,  # it would tell which of two links was seen first
         "TELNETCONSOLE_ENABLED": False,
         "HTTPERROR_ALLOW_ALL": True,
         "DEPTH_PRIORITY": 1,  # breadth first
@@ -107,7 +110,7 @@ class PageSpider(scrapy.Spider):
         self.done = 0
         self._seen: set[str] = set()
         self._told: set[str] = set()
-        self._links = LinkExtractor(deny_extensions=None, unique=True)
+        self._links = LinkExtractor(unique=True)  # leaves out names of images, archives and such
         self._lines = open(job["lines"], "w", encoding="utf-8")  # noqa: SIM115
         self._reported = 0.0
 
@@ -132,8 +135,9 @@ class PageSpider(scrapy.Spider):
         request: Request = failure.request  # type: ignore[attr-defined]
         if failure.check(IgnoreRequest):
             reason = str(failure.value)
-            outcome = {OFFSITE: "offsite", DENIED: "robots_denied", REDIRECTS: "redirect_loop"}
-            self.tell(request.url, outcome.get(reason, "ignored"))
+            known = {OFFSITE: "offsite", DENIED: "robots_denied", REDIRECTS: "redirect_loop"}
+            unpacked = "too_large" if "DOWNLOAD_MAXSIZE" in reason else "ignored"
+            self.tell(request.url, known.get(reason, unpacked), message=reason)
         else:
             name = failure.type.__name__ if failure.type else ""
             self.tell(request.url, _OUTCOMES.get(name, "connection"), message=str(failure.value))
@@ -286,7 +290,7 @@ class WarcRecorder:
         seconds = request.meta.pop("cache_timestamp", None) or time.time()
         if urlsplit(request.url).hostname in self.job["served"]:
             # a made-up site has a fixed date, so that equal crawls give equal bytes
-            seconds = parsedate_to_datetime(response.headers["Date"].decode()).timestamp()
+            seconds = parsedate_to_datetime(DATE).timestamp()
         return datetime.fromtimestamp(int(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -310,7 +314,10 @@ class AnswerCache:
         except FileNotFoundError:
             return None
         request.meta["cache_timestamp"] = kept.pop("seconds")
-        return Response(**kept)
+        kind = responsetypes.from_args(
+            headers=Headers(kept["headers"]), url=kept["url"], body=kept["body"]
+        )
+        return kind(**kept)
 
     def store_response(self, spider: PageSpider, request: Request, response: Response) -> None:
         seconds = request.meta["cache_timestamp"] = time.time()

@@ -17,23 +17,12 @@ from datatrove.pipeline.dedup.minhash import (
     MinhashDedupSignature,
 )
 from datatrove.utils.hashing import HashConfig
-from datatrove.utils.text import TextNormConfig
 from datatrove.utils.word_tokenizers import WordTokenizer
 
 from marin_dagster.data.dedup import MatchConfig
 from marin_dagster.data.dedup_match import DIGEST, digest_file
 from marin_dagster.data.shard_steps import Ledger, ReadShard
-from marin_dagster.data.words import words
-
-_NO_NORMALISATION = TextNormConfig(  # our words() does it; folding numbers would join tables
-    lowercase=False,
-    norm_whitespace=False,
-    remove_punctuation=False,
-    norm_unicode_diacritics=False,
-    norm_numbers=False,
-    norm_weekdays=False,
-    norm_monthnames=False,
-)
+from marin_dagster.data.words import ngram_hashes, word_hashes, words
 
 
 def signature_steps(work: str, paths: tuple[str, ...], config: MatchConfig) -> list[Any]:
@@ -41,10 +30,10 @@ def signature_steps(work: str, paths: tuple[str, ...], config: MatchConfig) -> l
     return [
         ReadShard(paths, Ledger()),
         DigestShard(work, config),
-        MinhashDedupSignature(
+        NgramSignature(
             work,
             config=_minhash_config(config),
-            language=_Words(),  # pyright: ignore
+            language=_Words(),  # pyright: ignore[reportArgumentType]
         ),
     ]
 
@@ -84,8 +73,17 @@ class DigestShard(PipelineStep):
         return text[: self._config.max_characters].rpartition(" ")[0]
 
 
+class NgramSignature(MinhashDedupSignature):
+    """MinHash over the same n-gram hashes that verification compares, computed in arrays."""
+
+    def get_shingles(self, text: str) -> np.ndarray:
+        """Hashes of the distinct n-grams of normalised words, uint64[n-grams, 1]."""
+        grams = ngram_hashes(word_hashes(text.split()), self.config.n_grams)
+        return np.unique(grams).reshape(-1, 1)
+
+
 class _Words(WordTokenizer):
-    """Splits text that `words` has already normalised."""
+    """Splits normalised text; given so that no language package is asked for."""
 
     def word_tokenize(self, text: str) -> list[str]:
         return text.split()
@@ -103,6 +101,5 @@ def _minhash_config(config: MatchConfig) -> MinhashConfig:
         num_buckets=config.num_bands,
         hashes_per_bucket=config.rows_per_band,
         seed=config.seed,
-        norm_config=_NO_NORMALISATION,
-        hash_config=HashConfig(precision=64, hash_fc="xxhash"),
+        hash_config=HashConfig(precision=64),
     )

@@ -23,8 +23,8 @@ from marin_dagster.process import die_with_parent
 _TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]*)[^<>]*?(/?)>")
 _TITLE = re.compile(r"<title[^>]*>(.{0,500}?)</title", re.I | re.S)
 _CHARSET = re.compile(r"""(<meta[^>]{0,200}?charset\s*=\s*["']?)[A-Za-z0-9_.:\-]+""", re.I)
-_VOID = frozenset(
-    "area base br col embed hr img input link meta source track wbr p li dt dd option".split()
+_UNNESTED = re.compile(
+    r"(?:area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr|p|li|dt|dd|option)", re.I
 )
 
 
@@ -100,7 +100,7 @@ def depth_exceeds(page: str, limit: int) -> bool:
     depth = 0
     for match in _TAG.finditer(page):
         closing, name, empty = match.groups()
-        if name.lower() in _VOID or empty:
+        if empty or _UNNESTED.fullmatch(name):
             continue
         depth += -1 if closing and depth else 0 if closing else 1
         if depth > limit:

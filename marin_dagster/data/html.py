@@ -1,5 +1,6 @@
 """Turns pages (WARC files of HTML) into documents: the main text of each page."""
 
+import contextlib
 import glob
 import os
 import pickle
@@ -331,7 +332,8 @@ class _Worker:
     def __init__(self, settings: "Settings"):
         command = [sys.executable, "-m", "marin_dagster.data.extract_worker"]
         self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert self._child.stdin is not None and self._child.stdout is not None
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
         self._stdin, self.stdout = self._child.stdin, self._child.stdout
         self._put(settings)
         self.task: _Task | None = None
@@ -359,18 +361,14 @@ class _Worker:
             self._child.kill()
         code = self._child.wait()
         self.stdout.close()
-        try:
+        with contextlib.suppress(BrokenPipeError):
             self._stdin.close()
-        except BrokenPipeError:
-            pass
         return code
 
     def _put(self, value: object) -> None:
-        try:
+        with contextlib.suppress(BrokenPipeError):  # if it died, its closed stdout says so
             pickle.dump(value, self._stdin)
             self._stdin.flush()
-        except BrokenPipeError:
-            pass  # the process died: its closed stdout says so
 
 
 # ---- language

@@ -7,6 +7,7 @@ shard that was not finished leaves nothing that could be taken for complete.
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import pickle
@@ -178,9 +179,10 @@ def shard_file(work: str, folder: str, shard: int, suffix: str = SUFFIX) -> str:
 
 
 def _deal(tasks: Sequence[int], placement: Placement) -> list[Sequence[int]]:
-    """Tasks by worker. Local processes; another executor would be chosen by the placement here."""
+    """Tasks by worker, in runs. Local processes; a placement's other executor is chosen here."""
     count = max(1, min(placement.workers, len(tasks)))
-    return [tasks[number::count] for number in range(count)]
+    edges = [len(tasks) * number // count for number in range(count + 1)]
+    return [tasks[start:end] for start, end in itertools.pairwise(edges)]
 
 
 class _Worker:
@@ -198,7 +200,7 @@ class _Worker:
         environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with open(self._log, "wb") as log:
             self._process = subprocess.Popen(
-                [*command, *map(str, tasks)],
+                [*command, str(tasks[0]), str(tasks[-1])],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

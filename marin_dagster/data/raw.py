@@ -345,9 +345,8 @@ def _open(path: str) -> Any:
     if path.endswith(".zst"):
         import zstandard
 
-        reader = zstandard.ZstdDecompressor().stream_reader(
-            open(path, "rb"), read_across_frames=True, closefd=True
-        )
+        file = open(path, "rb")  # noqa: SIM115
+        reader = zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True)
         return io.BufferedReader(reader)  # type: ignore[arg-type]
     return open(path, "rb")
 

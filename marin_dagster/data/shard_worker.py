@@ -1,6 +1,6 @@
 """Runs tasks of a pickled datatrove pipeline in a process of its own, through an executor.
 
-`python -m marin_dagster.data.shard_worker WORK FAILURE TASK…`, started by `pipeline.run_tasks`.
+`python -m marin_dagster.data.shard_worker WORK FAILURE FIRST LAST`; `pipeline.run_tasks` starts it.
 """
 
 import os
@@ -16,11 +16,11 @@ from marin_dagster.recipe import StageError
 _PARENT_CHECK_SECONDS = 1.0
 
 
-def main(work: str, failure: str, tasks: list[int]) -> int:
-    """Runs the tasks in order; returns the exit status, and leaves the reason in `failure`."""
+def main(work: str, failure: str, first: int, last: int) -> int:
+    """Runs tasks first..last; returns the exit status, and leaves the reason in `failure`."""
     threading.Thread(target=_die_with_parent, args=(os.getppid(),), daemon=True).start()
     try:
-        run(work, tasks)
+        run(work, first, last)
     except StageError as error:
         write_json(failure, {"reason": error.reason, "message": error.message})
         return 1
@@ -34,24 +34,23 @@ def main(work: str, failure: str, tasks: list[int]) -> int:
     return 0
 
 
-def run(work: str, tasks: list[int]) -> None:
-    """Runs the tasks one after another with datatrove's local executor."""
+def run(work: str, first: int, last: int) -> None:
+    """Runs the unfinished tasks of a range in order, with datatrove's local executor."""
     from datatrove.executor.local import LocalPipelineExecutor
     from loguru import logger
 
     logger.disable("datatrove")
     with open(os.path.join(work, JOB_FILE), "rb") as file:
         make_pipeline, num_tasks = pickle.load(file)
-    for task in tasks:
-        executor = LocalPipelineExecutor(
-            make_pipeline(),
-            tasks=num_tasks,
-            workers=1,
-            local_tasks=1,
-            local_rank_offset=task,
-            logging_dir=work,
-        )
-        executor.run()
+    executor = LocalPipelineExecutor(
+        make_pipeline(),
+        tasks=num_tasks,
+        workers=1,
+        local_tasks=last - first + 1,
+        local_rank_offset=first,
+        logging_dir=work,
+    )
+    executor.run()
 
 
 def _die_with_parent(parent: int) -> None:
@@ -62,4 +61,4 @@ def _die_with_parent(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], [int(task) for task in sys.argv[3:]]))
+    sys.exit(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])))

@@ -244,16 +244,19 @@ def serve(sites: Sequence[Site]) -> Iterator[str]:
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
-    wbufsize = -1  # headers and body leave in one packet
     sites: dict[str, Site]
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
         site = self.sites.get(url.hostname or (self.headers.get("Host") or "").split(":")[0])
         if site is None:
-            self._send(Answer(status=502, content_type="text/plain", body=b"unknown host"))
+            answer = Answer(status=502, content_type="text/plain", body=b"unknown host")
         else:
-            self._send(site.answer(url.path + (f"?{url.query}" if url.query else "")))
+            answer = site.answer(url.path + (f"?{url.query}" if url.query else ""))
+        try:
+            self._send(answer)
+        except ConnectionError:
+            self.close_connection = True  # the client went away
 
     def _send(self, answer: Answer) -> None:
         body = answer.body

@@ -83,16 +83,21 @@ _SPAM = tuple(
 )
 
 
-def spam_page(host: str, rng: random.Random) -> str:
-    """Returns a page stuffed with the keywords of casinos and cheap loans."""
+def spam_lines(rng: random.Random) -> list[str]:
+    """Returns lines stuffed with the keywords of casinos and cheap loans."""
     lines = []
     for _ in range(rng.randrange(8, 16)):
         words = " ".join(rng.choice(_SPAM) for _ in range(rng.randrange(15, 40)))
-        lines.append(f"<p>{words.upper() if rng.random() < 0.3 else words}!!!</p>")
+        lines.append(f"{words.upper() if rng.random() < 0.3 else words}!!!")
+    return lines
+
+
+def spam_page(host: str, rng: random.Random) -> str:
+    """Returns a page of such lines."""
+    lines = "".join(f"<p>{line}</p>" for line in spam_lines(rng))
     phrase = " ".join(rng.sample(_SPAM, 4))
-    return layout(
-        host, phrase, f"<h1>{phrase}</h1>{''.join(lines)}<p>{(phrase + ' ') * 8}</p>", rng
-    )
+    main = f"<h1>{phrase}</h1>{lines}<p>{(phrase + ' ') * 8}</p>"
+    return layout(host, phrase, main, rng)
 
 
 _NOTES = (

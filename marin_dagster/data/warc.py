@@ -9,14 +9,12 @@ import contextlib
 import mmap
 import os
 import re
-import tempfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import BinaryIO
 
 GZIP = b"\x1f\x8b\x08"
-SPOOL_BYTES = 64 * 2**20  # a gzip member that is larger is unpacked to a temporary file
+MAX_MEMBER_BYTES = 2**31  # unpacked; a whole archive may be one gzip member
 _NEXT_RECORD = re.compile(rb"(?:\r\n){1,2}(?=WARC/1\.\d\r\n)")
 _HTML_TYPES = ("text/html", "application/xhtml+xml")
 _LOOKS_HTML = re.compile(rb"<(?:!doctype\s+html|html|head|body|title|div|p|table)\b", re.I)
@@ -109,42 +107,33 @@ def _gzip_records(data: mmap.mmap) -> Iterator[Record | PageError]:
                 yield PageError(offset=offset, reason="corrupt_record", message=message)
             offset = following
             continue
-        with contextlib.closing(_Member(data, offset)) as member:
-            if member.fault:
-                yield PageError(offset=offset, reason=member.fault, message=member.message)
-                offset = _next_member(data, offset + 1)
-            else:
-                yield from _parse(member.content(), base=offset)
-                offset = member.end
+        content, end, fault = _unpack(data, offset)
+        if fault:
+            message = f"gzip member at byte {offset}: {fault[1]}"
+            yield PageError(offset=offset, reason=fault[0], message=message)
+            offset = _next_member(data, offset + 1)
+        else:
+            yield from _parse(content, base=offset)
+            offset = end
 
 
-class _Member:
-    """One gzip member, unpacked: `end` is where the next begins, `fault` why it is unreadable."""
-
-    def __init__(self, data: mmap.mmap, offset: int):
-        self._file: BinaryIO = tempfile.SpooledTemporaryFile(max_size=SPOOL_BYTES)  # type: ignore[assignment]
-        self.fault, self.message = "", ""
-        inflate = zlib.decompressobj(31)
-        at = offset
-        try:
-            while at < len(data) and not inflate.eof:
-                block = data[at : at + 2**16]
-                self._file.write(inflate.decompress(block))
-                at += len(block)
-        except zlib.error as error:
-            self.fault, self.message = "corrupt_record", f"gzip member at byte {offset}: {error}"
-        self.end = at - len(inflate.unused_data)
-        if not self.fault and not inflate.eof:
-            self.fault = "truncated_file"
-            self.message = f"the file ends within the gzip member at byte {offset}"
-
-    def content(self) -> bytes:
-        # a whole archive in one member is rare; it is read back at once, bounded by memory
-        self._file.seek(0)
-        return self._file.read()
-
-    def close(self) -> None:
-        self._file.close()
+def _unpack(data: mmap.mmap, offset: int) -> tuple[bytes, int, tuple[str, str] | None]:
+    """Returns a gzip member's content, where the next begins, and (reason, message) of a fault."""
+    inflate = zlib.decompressobj(31)
+    parts: list[bytes] = []
+    at, size = offset, 0
+    try:
+        while at < len(data) and not inflate.eof:
+            block = data[at : at + 2**16]
+            parts.append(inflate.decompress(block))
+            at, size = at + len(block), size + len(parts[-1])
+            if size > MAX_MEMBER_BYTES:
+                return b"", at, ("too_large", f"above {MAX_MEMBER_BYTES} bytes when unpacked")
+    except zlib.error as error:
+        return b"", at, ("corrupt_record", str(error))
+    if not inflate.eof:
+        return b"", at, ("truncated_file", "the file ends within it")
+    return b"".join(parts), at - len(inflate.unused_data), None
 
 
 def _next_member(data: mmap.mmap, start: int) -> int:
@@ -353,8 +342,8 @@ _WEB_NAMES = {
 def _guess(body: bytes) -> tuple[str, str]:
     from resiliparse.parse.encoding import detect_encoding
 
-    name = detect_encoding(body) or "utf-8"
+    name = detect_encoding(body)
     try:
-        return body.decode(name, "replace"), name
+        return body.decode(name or "utf-8", "replace"), name or "utf-8"
     except LookupError:
         return body.decode("utf-8", "replace"), "utf-8"

@@ -136,8 +136,9 @@ def score_table(results: Mapping[str, Any]) -> list[dict[str, Any]]:
             error = values.get(f"{metric}_stderr,{chosen}")
             known = isinstance(error, (int, float)) and math.isfinite(error)
             chance = results["chance"].get(task) if metric in ("acc", "acc_norm") else None
-            row = {"task": task, "metric": metric if chosen == "none" else key, "value": value}
-            row["stderr"] = error if known else None
+            row = {"task": task, "metric": metric if chosen == "none" else key}
+            row["value"] = float(value)
+            row["stderr"] = float(error) if known else None
             row["95 %"] = _interval(value, error) if known else None
             row["chance"] = chance
             row["examples"] = results["n-samples"][task]["effective"]

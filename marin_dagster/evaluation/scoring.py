@@ -15,7 +15,8 @@ from jaxtyping import Array, Bool, Float, Int
 from marin_dagster.data.mixture import PADDING
 from marin_dagster.models.transformer import Transformer
 
-SMALLEST_ROW, SMALLEST_TARGETS = 32, 16  # rows and targets are padded up to few shapes
+SHORTEST_ROW = 256  # tokens; shorter requests share a row
+OPEN_ROWS = 64  # rows that are looked at for room
 
 
 class Request(NamedTuple):
@@ -40,6 +41,14 @@ class Window(NamedTuple):
     targets: Sequence[int]  # those that follow the last `len(targets)` inputs
 
 
+class Row(NamedTuple):
+    """Windows that share one row of the model, each a segment of its own."""
+
+    windows: list[Window]
+    tokens: int
+    targets: int
+
+
 def score(
     model: Transformer,
     requests: Sequence[Request],
@@ -47,23 +56,29 @@ def score(
     batch_tokens: int,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Score]:
-    """Scores every request in float32; rows of similar length share a batch.
+    """Scores every request in float32; requests are packed into rows and do not see each other.
 
-    Padding is masked, so scores do not depend on `batch_tokens` or on the other requests. A context
-    that does not fit in `seq_len` loses its beginning; targets that do not fit are scored window by
-    window.
+    Scores do not depend on `batch_tokens` or on the other requests. A context that does not fit in
+    `seq_len` loses its beginning; targets that do not fit are scored window by window.
     """
     model = in_float32(model)
     windows = [w for i, request in enumerate(requests) for w in split(i, request, seq_len)]
     totals = np.zeros(len(requests))
     greedy = np.ones(len(requests), bool)
+    if not windows:
+        return []
+    shape = row_shape(windows, seq_len)
+    rows = pack(windows, *shape)
+    batch_size = min(max(1, batch_tokens // shape[0]), 1 << (len(rows) - 1).bit_length())
     done = 0
-    for batch, shape in _batches(windows, seq_len, batch_tokens):
-        sums, likeliest = _score(model, *_arrays(batch, *shape))
-        for window, part, top in zip(batch, np.asarray(sums), np.asarray(likeliest), strict=False):
-            totals[window.request] += part
-            greedy[window.request] &= top
-        done += len(batch)
+    for start in range(0, len(rows), batch_size):
+        batch = rows[start : start + batch_size]
+        arrays, owners = _arrays(batch, batch_size, *shape)
+        found = [np.asarray(part) for part in _score(model, *arrays)]
+        used = owners >= 0
+        np.add.at(totals, owners[used], found[0][used])
+        np.logical_and.at(greedy, owners[used], found[1][used])
+        done += sum(len(row.windows) for row in batch)
         progress(done, len(windows))
     return [Score(float(a), bool(b)) for a, b in zip(totals, greedy, strict=True)]
 
@@ -77,6 +92,30 @@ def split(index: int, request: Request, seq_len: int) -> Iterator[Window]:
         yield Window(index, tokens[max(0, end - 1 - seq_len) : end - 1], tokens[begin:end])
 
 
+def row_shape(windows: Sequence[Window], seq_len: int) -> tuple[int, int]:
+    """Tokens and targets of a row: powers of two, so that few shapes are compiled."""
+    longest = max(len(window.inputs) for window in windows)
+    length = min(seq_len, max(SHORTEST_ROW, 1 << (longest - 1).bit_length()))
+    few = length // 4
+    return length, few if all(len(window.targets) <= few for window in windows) else length
+
+
+def pack(windows: Sequence[Window], length: int, num_targets: int) -> list[Row]:
+    """Puts windows into rows, longest first, each into the first of the open rows with room."""
+    rows: list[Row] = []
+    for window in sorted(windows, key=lambda window: len(window.inputs), reverse=True):
+        size, targets = len(window.inputs), len(window.targets)
+        for place in range(max(0, len(rows) - OPEN_ROWS), len(rows)):
+            row = rows[place]
+            if row.tokens + size <= length and row.targets + targets <= num_targets:
+                row.windows.append(window)
+                rows[place] = Row(row.windows, row.tokens + size, row.targets + targets)
+                break
+        else:
+            rows.append(Row([window], size, targets))
+    return rows
+
+
 def in_float32(model: Transformer) -> Transformer:
     """The model with float32 weights."""
     return jax.tree.map(
@@ -84,49 +123,26 @@ def in_float32(model: Transformer) -> Transformer:
     )
 
 
-def padded_length(length: int, limit: int) -> int:
-    """The least row length that is compiled for: a power of two, or one and a half of it."""
-    size = SMALLEST_ROW
-    while size < length:
-        size = size * 3 // 2 if size & (size - 1) == 0 else size * 4 // 3
-    return max(length, min(size, limit))
-
-
-def _batches(
-    windows: Sequence[Window], seq_len: int, batch_tokens: int
-) -> Iterator[tuple[list[Window], tuple[int, int, int]]]:
-    """Groups of windows that are padded to one shape (B, S, T), longest first."""
-    groups: dict[tuple[int, int], list[Window]] = {}
-    for window in windows:
-        targets = SMALLEST_TARGETS
-        while targets < len(window.targets):
-            targets *= 4
-        row = padded_length(len(window.inputs), seq_len)
-        groups.setdefault((row, min(targets, row)), []).append(window)
-    for (row, targets), group in sorted(groups.items(), reverse=True):
-        rows = max(1, batch_tokens // row)
-        while rows >= 2 * len(group):
-            rows //= 2
-        for start in range(0, len(group), rows):
-            yield group[start : start + rows], (rows, row, targets)
-
-
 def _arrays(
-    batch: Sequence[Window], rows: int, row: int, num_targets: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    tokens = np.zeros((rows, row), np.int32)
-    segments = np.full((rows, row), PADDING, np.int32)
-    places = np.zeros((rows, num_targets), np.int32)
-    targets = np.zeros((rows, num_targets), np.int32)
-    valid = np.zeros((rows, num_targets), bool)
-    for i, window in enumerate(batch):
-        size, count = len(window.inputs), len(window.targets)
-        tokens[i, :size] = window.inputs
-        segments[i, :size] = 0
-        places[i, :count] = np.arange(size - count, size)
-        targets[i, :count] = window.targets
-        valid[i, :count] = True
-    return tokens, segments, places, targets, valid
+    batch: Sequence[Row], num_rows: int, length: int, num_targets: int
+) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
+    """Tokens, segments, places and targets of a batch, and the request of each target or -1."""
+    tokens = np.zeros((num_rows, length), np.int32)
+    segments = np.full((num_rows, length), PADDING, np.int32)
+    places = np.zeros((num_rows, num_targets), np.int32)
+    targets = np.zeros((num_rows, num_targets), np.int32)
+    owners = np.full((num_rows, num_targets), -1, np.int64)
+    for i, row in enumerate(batch):
+        at = used = 0
+        for segment, window in enumerate(row.windows):
+            end, count = at + len(window.inputs), len(window.targets)
+            tokens[i, at:end] = window.inputs
+            segments[i, at:end] = segment
+            places[i, used : used + count] = np.arange(end - count, end)
+            targets[i, used : used + count] = window.targets
+            owners[i, used : used + count] = window.request
+            at, used = end, used + count
+    return (tokens, segments, places, targets), owners
 
 
 @eqx.filter_jit
@@ -136,13 +152,10 @@ def _score(
     segments: Int[Array, "B S"],
     places: Int[Array, "B T"],
     targets: Int[Array, "B T"],
-    valid: Bool[Array, "B T"],
-) -> tuple[Float[Array, " B"], Bool[Array, " B"]]:
-    """Returns each row's summed log-likelihood of its targets, and whether all were likeliest."""
+) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
+    """Returns the log-likelihood of every target, and whether it was the likeliest token."""
     with jax.default_matmul_precision("highest"):
         hidden, _ = model(tokens, segments)
         logits = model.logits(jnp.take_along_axis(hidden, places[:, :, None], axis=1))
     right = jnp.take_along_axis(logits, targets[:, :, None], axis=-1)[:, :, 0]
-    loglikelihood = right - jax.nn.logsumexp(logits, axis=-1)
-    likeliest = jnp.argmax(logits, axis=-1) == targets
-    return jnp.where(valid, loglikelihood, 0).sum(-1), (likeliest | ~valid).all(-1)
+    return right - jax.nn.logsumexp(logits, axis=-1), jnp.argmax(logits, axis=-1) == targets

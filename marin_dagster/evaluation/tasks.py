@@ -100,8 +100,9 @@ def choose_examples(
 
 
 def go_offline() -> None:
-    """Keeps Hugging Face's libraries from the network in this process, imported or not."""
+    """Keeps Hugging Face's libraries from the network, and lm-eval from forking beside JAX."""
     os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
+    os.environ["DISABLE_MULTIPROC"] = "1"
     import datasets.config
     import huggingface_hub.constants
 

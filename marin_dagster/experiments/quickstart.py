@@ -1,2 +1,138 @@
-VERSIONS=("dev","2026.11.30")
-def experiment(version): return ()
+"""The whole road on a laptop: a small made-up site becomes an evaluated chat model.
+
+The site is served on loopback while it is crawled, so this needs no network and no account.
+"""
+
+from marin_dagster.data.crawl import Crawl
+from marin_dagster.data.decontaminate import Decontaminate
+from marin_dagster.data.dedup import Deduplicate
+from marin_dagster.data.examples import ExampleDocuments
+from marin_dagster.data.filter import FilterDocuments, GopherRepetition, MinWords
+from marin_dagster.data.html import ExtractText
+from marin_dagster.data.quality import TrainClassifier
+from marin_dagster.data.raw import StoryConversations, StoryTasks
+from marin_dagster.data.site import GeneratedSite
+from marin_dagster.data.tokenize import TokenizeConversations, TokenizeDocuments
+from marin_dagster.data.tokenizer import TrainTokenizer
+from marin_dagster.evaluation.evaluate import Evaluate
+from marin_dagster.evaluation.export import ExportHuggingFace
+from marin_dagster.models.config import ModelConfig
+from marin_dagster.openness.report import ExperimentReport
+from marin_dagster.posttraining.sft import SupervisedFineTune
+from marin_dagster.recipe import Recipe
+from marin_dagster.training.optimizer import OptimizerConfig
+from marin_dagster.training.pretrain import Pretrain
+from marin_dagster.training.schedule import WarmupStableDecay
+
+VERSIONS = ("dev", "2026.11.30")
+SEED = 1
+
+
+def experiment(version: str) -> tuple[Recipe, ...]:
+    """From the crawl to the report."""
+    base = {"name": "quickstart", "version": version}
+
+    # What evaluation will ask, fixed first, so that the data can be cleaned of it.
+    tasks = StoryTasks(name="story-tasks", version=version, seed=SEED, num_examples=200)
+
+    # From the web to clean documents.
+    site = GeneratedSite(
+        host="stories.test", seed=SEED, num_pages=450, stories_per_page=10, num_leaked=9
+    )
+    pages = Crawl(**base, seeds=("http://stories.test/",), sites=(site,), max_pages=1_200)
+    text = ExtractText(**base, pages=pages)
+    classifier = TrainClassifier(
+        **base,
+        positive=(_examples("story", version),),
+        negative=(_examples("spam", version),),
+    )
+    filtered = FilterDocuments(
+        **base,
+        documents=text,
+        languages=("en",),
+        rules=(MinWords(words=50), GopherRepetition()),
+        classifier=classifier,
+        min_quality=0.5,
+    )
+    deduped = Deduplicate(**base, documents=filtered)
+    clean = Decontaminate(**base, documents=deduped, tasks=(tasks,))
+
+    # From documents to tokens.
+    tokenizer = TrainTokenizer(**base, documents=(clean,), vocab_size=2_048)
+    split = {"documents": clean, "tokenizer": tokenizer, "validation_fraction": 0.05}
+    train = TokenizeDocuments(**base, **split, split="train")
+    heldout = TokenizeDocuments(
+        name="quickstart-validation", version=version, **split, split="validation"
+    )
+
+    # From tokens to a model, and to one that chats.
+    model = ModelConfig(
+        hidden_dim=128,
+        num_layers=4,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=32,
+        expert_dim=128,
+        num_experts=8,
+        num_experts_per_token=2,
+        num_shared_experts=1,
+        seq_len=256,
+    )
+    checkpoint = Pretrain(
+        **base,
+        tokenizer=tokenizer,
+        data=((train, 1.0),),
+        validation=(heldout,),
+        model=model,
+        optimizer=OptimizerConfig(
+            learning_rate=3e-3, schedule=WarmupStableDecay(warmup_steps=20, decay_steps=100)
+        ),
+        num_steps=300,
+        batch_size=16,
+        seed=SEED,
+        steps_per_eval=100,
+        sample_prompts=("", "One day, a girl named"),
+    )
+    chats = TokenizeConversations(
+        name="story-chats",
+        version=version,
+        conversations=StoryConversations(
+            name="story-chats", version=version, seed=SEED, num_conversations=2_000
+        ),
+        tokenizer=tokenizer,
+        seq_len=model.seq_len,
+    )
+    chat_model = SupervisedFineTune(
+        **base,
+        checkpoint=checkpoint,
+        tokenizer=tokenizer,
+        conversations=chats,
+        optimizer=OptimizerConfig(
+            learning_rate=1e-3, schedule=WarmupStableDecay(warmup_steps=10, decay_steps=60)
+        ),
+        num_steps=100,
+        batch_size=16,
+        seed=SEED,
+        sample_questions=("Tell me a story about a red kite.", "What does a cow say?"),
+    )
+
+    # What it can do, what others can load, and a page that tells it all.
+    scores = Evaluate(
+        **base, checkpoint=checkpoint, tokenizer=tokenizer, tasks=(tasks,), heldout=(heldout,)
+    )
+    chat_scores = Evaluate(
+        name="quickstart-chat",
+        version=version,
+        checkpoint=chat_model,
+        tokenizer=tokenizer,
+        tasks=(tasks,),
+        heldout=(heldout,),
+    )
+    export = ExportHuggingFace(**base, checkpoint=chat_model, tokenizer=tokenizer)
+    return (ExperimentReport(**base, targets=(scores, chat_scores, export)),)
+
+
+def _examples(label: str, version: str) -> ExampleDocuments:
+    return ExampleDocuments(
+        name=f"{label}-examples", version=version, label=label, seed=SEED, num_documents=500
+    )

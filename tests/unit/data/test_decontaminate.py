@@ -83,7 +83,8 @@ def result(tmp_path_factory):
     summary = build(recipe, root)
     out = FakeContext(recipe, root).out
     kept = [document["text"] for document in read_documents(out)]
-    evidence = [json.loads(line) for line in open(f"{out}/contaminated.jsonl", encoding="utf-8")]
+    lines = Path(out, "contaminated.jsonl").read_text(encoding="utf-8").splitlines()
+    evidence = [json.loads(line) for line in lines]
     return summary, kept, evidence
 
 

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from marin_dagster.data.dedup import Deduplicate
-from marin_dagster.data.documents import document_id, read_documents
+from marin_dagster.data.dedup_match import find_copies
+from marin_dagster.data.dedup_steps import bucket_steps, signature_steps
+from marin_dagster.data.documents import document_id, read_documents, read_shard, shard_paths
 from marin_dagster.data.words import ngram_hashes, word_hashes, words
 from marin_dagster.recipe import Placement, StageError, Summary
 from tests.fake_context import FakeContext, build
@@ -31,8 +33,33 @@ def deduplicate(
     recipe = Deduplicate(name="out", version="dev", documents=toy, **fields)
     summary = build(recipe, root, placement=Placement(workers=workers))
     out = FakeContext(recipe, root).out
-    evidence = [json.loads(line) for line in open(f"{out}/duplicates.jsonl", encoding="utf-8")]
+    lines = Path(out, "duplicates.jsonl").read_text(encoding="utf-8").splitlines()
+    evidence = [json.loads(line) for line in lines]
     return summary, [document["text"] for document in read_documents(out)], evidence
+
+
+def match(root: Path, texts: list[str], **fields) -> tuple[list[str], list[dict], dict]:
+    """Texts that stay, removals and numbers, found in this process."""
+    toy = write_documents(root, texts, shard_documents=50)
+    config = Deduplicate(name="out", version="dev", documents=toy, **fields).config
+    paths = tuple(shard_paths(FakeContext(toy, root).out))
+    places = [
+        (shard, row) for shard, path in enumerate(paths) for row, _ in enumerate(read_shard(path))
+    ]
+    signatures, buckets = str(root / "signatures"), str(root / "buckets")
+    for shard in range(len(paths)):
+        run_steps(signature_steps(signatures, paths, config), shard, len(paths))
+    for band in range(config.num_bands):
+        run_steps(bucket_steps(signatures, buckets, config), band, config.num_bands)
+    found = find_copies(signatures, buckets, paths, config)
+    kept = [text for place, text in zip(places, texts, strict=True) if place not in found.removals]
+    return kept, [dict(found.removals[place]) for place in sorted(found.removals)], found.numbers
+
+
+def run_steps(steps: list, task: int, num_tasks: int) -> None:
+    data = None
+    for step in steps:
+        data = step(data, task, num_tasks)
 
 
 @pytest.fixture(scope="module")
@@ -43,17 +70,15 @@ def planted(tmp_path_factory):
     near = [edited(rng, text, rng.randrange(1, 3)) for text in base[:40]]
     half = [" ".join(text.split()[:60]) + " " + random_text(rng, 60) for text in base[50:]]
     texts = base + near + half
-    rng.shuffle(texts)
-    summary, kept, evidence = deduplicate(
-        tmp_path_factory.mktemp("planted"), texts, max_removed_share=0.9
-    )
+    random.Random(0).shuffle(texts)
+    summary, kept, evidence = deduplicate(tmp_path_factory.mktemp("planted"), texts)
     return base, near, half, summary, kept, evidence
 
 
 def test_planted_near_copies_are_found(planted):
     base, near, _, summary, kept, _ = planted
     pairs = [(b, n) for b, n in zip(base, near, strict=False) if similarity(b, n) >= 0.85]
-    assert len(pairs) >= 30
+    assert len(pairs) >= 20
     found = sum(not (b in kept and n in kept) for b, n in pairs)
     assert found >= 0.95 * len(pairs)
     assert summary.numbers["dropped/fuzzy_duplicate"] >= found
@@ -76,63 +101,80 @@ def test_every_removed_document_has_a_kept_one_that_is_truly_similar(planted):
         assert true >= 0.75
 
 
+def test_one_worker_gives_the_same_as_two(planted, tmp_path):
+    base, near, half, summary, kept, evidence = planted
+    texts = base + near + half
+    random.Random(0).shuffle(texts)
+    assert deduplicate(tmp_path, texts, workers=1) == (summary, kept, evidence)
+
+
 LONG = "one two three four five six seven eight nine ten"
 
 
 def test_exact_copies_short_texts_and_empty_texts(tmp_path):
     short = ["cat", "dog", "Cat!", "", " \n ", "世界", "世界。"]
     texts = [*short, LONG, LONG.upper().replace(" ", "\n"), LONG + " eleven"]
-    summary, kept, evidence = deduplicate(tmp_path, texts, min_similarity=0.95, num_bands=20)
+    kept, removals, numbers = match(tmp_path, texts, min_similarity=0.95, num_bands=20)
     assert kept == ["dog", "Cat!", "世界。", LONG, LONG + " eleven"]
-    assert summary.counts.dropped == {"empty": 2, "exact_duplicate": 3}
-    assert summary.numbers["short_documents"] == 5
-    assert {row["kind"] for row in evidence} == {"exact"}
+    assert sorted(row["kind"] for row in removals) == ["empty"] * 2 + ["exact"] * 3
+    assert numbers["short_documents"] == 5
 
 
-def test_copies_are_found_across_shards_and_the_first_can_be_kept(tmp_path):
+def test_a_shard_of_nothing_but_short_texts_passes(tmp_path):
+    assert match(tmp_path, ["cat", "dog"])[0] == ["cat", "dog"]
+
+
+@pytest.mark.parametrize("keep", ["first", "longest"])
+def test_copies_are_found_across_shards_and_one_chooses_which_stays(tmp_path, keep):
     rng = random.Random(3)
-    filler = [random_text(rng, 40) for _ in range(60)]
     text = random_text(rng, 60)
-    texts = [text, *filler, text + " with a longer end"]
-    _, kept, evidence = deduplicate(tmp_path / "a", texts, keep="first")
-    assert text in kept
-    assert texts[-1] not in kept
-    _, kept, evidence = deduplicate(tmp_path / "b", texts, keep="longest")
-    assert texts[-1] in kept
-    assert evidence[0]["removed"] == document_id(text)
+    filler = [random_text(rng, 40) for _ in range(60)]
+    longer = text + " with a longer end"
+    kept, removals, _ = match(tmp_path, [text, *filler, longer], keep=keep)
+    stays = text if keep == "first" else longer
+    assert set(kept) == {stays, *filler}
+    assert removals[0]["kept"] == document_id(stays)
 
 
 def test_a_chain_of_pairs_does_not_collapse(tmp_path):
     tokens = [f"w{i}" for i in range(130)]
     chain = [" ".join(tokens[start : start + 100]) for start in (0, 10, 20, 30)]
     assert similarity(chain[0], chain[1]) > 0.75 > similarity(chain[0], chain[2])
-    _, kept, _ = deduplicate(tmp_path, chain, keep="first", num_bands=40, rows_per_band=4)
+    kept, _, _ = match(tmp_path, chain, keep="first", num_bands=40, rows_per_band=4)
     assert kept == [chain[0], chain[2]]
 
 
 def test_an_exact_copy_of_a_near_copy_names_a_document_that_was_kept(tmp_path):
     text = random_text(random.Random(5), 80)
     shorter = " ".join(text.split()[:-1])
-    _, kept, evidence = deduplicate(tmp_path, [shorter, shorter.upper(), text])
+    kept, removals, _ = match(tmp_path, [shorter, shorter.upper(), text])
     assert kept == [text]
-    assert {row["kept"] for row in evidence} == {document_id(text)}
-    assert sorted(row["kind"] for row in evidence) == ["exact", "fuzzy"]
+    assert {row["kept"] for row in removals} == {document_id(text)}
+    assert sorted(row["kind"] for row in removals) == ["exact", "fuzzy"]
 
 
-def test_the_number_of_workers_changes_nothing(tmp_path):
-    rng = random.Random(6)
-    base = [random_text(rng, 60) for _ in range(60)]
-    texts = base + [edited(rng, text, 1) for text in base[:20]]
-    results = [
-        deduplicate(tmp_path / str(workers), texts, workers=workers, num_bands=4, rows_per_band=4)
-        for workers in (1, 2)
-    ]
-    assert results[0] == results[1]
+def test_long_documents_are_compared_by_their_beginning(tmp_path):
+    rng = random.Random(8)
+    text = random_text(rng, 300)
+    texts = [text + random_text(rng, 300), text + random_text(rng, 300)]
+    assert len(match(tmp_path / "all", texts)[0]) == 2
+    assert len(match(tmp_path / "cut", texts, max_characters=1000)[0]) == 1
+
+
+def test_comparisons_of_one_document_are_limited_and_the_limit_is_counted(tmp_path):
+    rng = random.Random(9)
+    template = random_text(rng, 70)
+    texts = [template + " " + random_text(rng, 30) for _ in range(12)]
+    fields = {"num_bands": 100, "rows_per_band": 1, "min_similarity": 0.9}
+    kept, _, numbers = match(tmp_path, texts, max_comparisons=3, **fields)
+    assert kept == texts
+    assert numbers["comparisons_cut"] == 8
+    assert numbers["comparisons"] == 0 + 1 + 2 + 3 * 9
 
 
 def test_a_source_that_loses_almost_everything_stops_the_stage(tmp_path):
     texts = [LONG + " same" for _ in range(120)] + ["another text"]
-    with pytest.raises(StageError, match="99.2% of source 'copies'") as caught:
+    with pytest.raises(StageError, match=r"99\.2% of source 'copies'") as caught:
         deduplicate(tmp_path, texts, source=["copies"] * 120 + ["fine"])
     assert caught.value.reason == "bad_input"
 

@@ -1,0 +1,129 @@
+import dataclasses
+import json
+import os
+from pathlib import Path
+from typing import ClassVar
+
+import equinox as eqx
+import jax
+import numpy as np
+import pytest
+
+from marin_dagster.data.mixture import Batch
+from marin_dagster.kinds import Checkpoint
+from marin_dagster.models.transformer import Transformer, router_bias
+from marin_dagster.recipe import Placement, StageError
+from marin_dagster.training import checkpoint, loop
+from marin_dagster.training.loop import Run, train
+from marin_dagster.training.metrics import read_metrics
+from marin_dagster.training.optimizer import OptimizerConfig
+from marin_dagster.training.schedule import WarmupStableDecay
+from tests.fake_context import FakeContext
+from tests.unit.models.test_layers import TINY
+
+VOCAB, ROWS = 30, 4
+GOLDEN = Path(__file__).parents[2] / "golden" / "losses.json"
+RUN = Run(
+    optimizer=OptimizerConfig(
+        learning_rate=1e-2, schedule=WarmupStableDecay(warmup_steps=2, decay_steps=4)
+    ),
+    num_steps=10,
+    z_loss_weight=1e-4,
+    steps_per_checkpoint=4,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ToyRun(Checkpoint):
+    stage: ClassVar[str] = "checkpoints"
+
+    def build(self, ctx):
+        raise NotImplementedError
+
+
+class CountingRows:
+    """Rows that count up from a random start, so that the next token can be learned."""
+
+    def __init__(self, dies_at: int | None = None):
+        self.dies_at = dies_at
+
+    def batch(self, step: int) -> Batch:
+        if step == self.dies_at:
+            raise StageError("preempted", "the machine was taken away")
+        start = np.random.Generator(np.random.Philox(key=step)).integers(0, VOCAB, (ROWS, 1))
+        line = ((start + np.arange(TINY.seq_len + 1)) % VOCAB).astype(np.int32)
+        return Batch(
+            tokens=line[:, :-1],
+            targets=line[:, 1:],
+            loss_weights=np.ones((ROWS, TINY.seq_len), np.float32),
+            segment_ids=np.zeros((ROWS, TINY.seq_len), np.int32),
+            sources=np.zeros(ROWS, np.int32),
+        )
+
+
+def context(root: Path) -> FakeContext:
+    recipe = ToyRun(name="toy", version="dev")
+    return FakeContext(recipe, root, placement=Placement(wandb_mode="disabled"))
+
+
+def run(root: Path, rows: CountingRows | None = None, how: Run = RUN):
+    model = Transformer(TINY, VOCAB, jax.random.key(0))
+    return train(context(root), model, rows or CountingRows(), {}, ROWS, how)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("whole"))
+
+
+def test_the_first_losses_are_the_golden_ones(uninterrupted):
+    losses = [row["train/cross_entropy"] for row in uninterrupted[1]]
+    np.testing.assert_allclose(losses, json.loads(GOLDEN.read_text()), atol=1e-4)
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(uninterrupted, tmp_path):
+    with pytest.raises(StageError, match="taken away"):
+        run(tmp_path, CountingRows(dies_at=6))
+    model, history = run(tmp_path)
+    assert eqx.tree_equal(model, uninterrupted[0])
+    assert [row["step"] for row in history] == list(range(1, 11))
+    assert [row["attempt"] for row in history] == [1] * 4 + [2] * 6
+    for row, want in zip(history, uninterrupted[1], strict=True):
+        assert row["train/loss"] == want["train/loss"]
+        assert row["train/learning_rate"] == want["train/learning_rate"]
+
+
+def test_the_router_bias_moves_and_every_expert_is_used(uninterrupted):
+    model, history = uninterrupted
+    assert float(np.abs(router_bias(model)).max()) > 0
+    assert history[-1]["moe/max_load_ratio"] < 2.0
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(tmp_path):
+    wild = dataclasses.replace(RUN.optimizer, learning_rate=1e38)
+    with pytest.raises(StageError) as caught:
+        run(tmp_path, how=dataclasses.replace(RUN, optimizer=wild))
+    assert caught.value.reason == "diverged"
+    rows = read_metrics(os.path.join(context(tmp_path).work, "metrics.jsonl"))
+    assert not np.isfinite(rows[-1]["train/loss"])
+
+
+def test_a_checkpoint_that_cannot_be_written_fails_the_run(tmp_path, monkeypatch):
+    class FullDisk(checkpoint.Saver):
+        def __init__(self, folder):
+            super().__init__(folder, self.refuse)
+
+        @staticmethod
+        def refuse(tensors, path):
+            raise OSError("no space left on device")
+
+    monkeypatch.setattr(loop, "Saver", FullDisk)
+    with pytest.raises(StageError, match="no space left on device"):
+        run(tmp_path)
+
+
+def test_progress_is_reported_at_every_step(tmp_path):
+    ctx = context(tmp_path)
+    how = dataclasses.replace(RUN, num_steps=3, steps_per_checkpoint=None)
+    train(ctx, Transformer(TINY, VOCAB, jax.random.key(0)), CountingRows(), {}, ROWS, how)
+    assert ctx.reports == [(1, 3), (2, 3), (3, 3)]

@@ -1,5 +1,7 @@
 """Turns Documents into distinct ones: exact copies go, then near copies, each with evidence."""
 
+import itertools
+import json
 import os
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
@@ -21,6 +23,7 @@ from marin_dagster.recipe import Context, StageError, Summary
 
 EVIDENCE_FILE = "duplicates.jsonl"
 _SMALL_SOURCE = 100  # documents; below, a large removed share says little
+_SHOWN_PAIRS = 3
 _MIN_DETECTION = 0.5
 _WORK_FORMAT = 1
 
@@ -100,7 +103,7 @@ class Deduplicate(Documents):
         dedup_match.save_removals(removals, found)
         step = _Remove(removals, checksum(removals)[2])
         report = map_documents(ctx, folder, step, evidence_file=EVIDENCE_FILE)
-        self._refuse_lost_sources(report)
+        self._refuse_lost_sources(report, os.path.join(ctx.out, EVIDENCE_FILE))
         numbers = {**report.numbers(), **found.numbers, "detection": round(self.detection, 4)}
         return Summary(numbers=numbers, counts=report.counts, tables=report.tables())
 
@@ -118,16 +121,15 @@ class Deduplicate(Documents):
             seed=self.seed,
         )
 
-    def _refuse_lost_sources(self, report: MapReport) -> None:
+    def _refuse_lost_sources(self, report: MapReport, evidence_path: str) -> None:
         for source, (read, kept) in report.sources.items():
             share = (read - kept) / read
             if read >= _SMALL_SOURCE and share > self.max_removed_share:
-                shown = [row for row in report.examples if row["source"] == source]
                 raise StageError(
                     "bad_input",
                     f"{self.address} removed {share:.1%} of source {source!r}, above "
-                    f"max_removed_share={self.max_removed_share}; look at these, then raise the "
-                    f"limit or min_similarity: {shown}",
+                    f"max_removed_share={self.max_removed_share}; look at these pairs, then raise "
+                    f"the limit or min_similarity: {_pairs_of(source, evidence_path)}",
                 )
 
 
@@ -158,14 +160,18 @@ class _Remove(DocumentStep):
             return Keep(document)
         if removal["kind"] == "empty":
             return Drop("empty")
-        evidence = {"removed": document["id"], **removal}
+        evidence = {"removed": document["id"], "source": document["source"], **removal}
         return Drop(f"{removal['kind']}_duplicate", evidence)
+
+
+def _pairs_of(source: str, evidence_path: str) -> list[dict[str, Any]]:
+    with open(evidence_path, encoding="utf-8") as file:
+        rows = (row for row in map(json.loads, file) if row["source"] == source)
+        return list(itertools.islice(rows, _SHOWN_PAIRS))
 
 
 @lru_cache(maxsize=1)
 def _load_removals(path: str, _digest: str) -> dict[str, dict[str, Any]]:
-    import json
-
     with open(path, encoding="utf-8") as file:
         return json.load(file)
 

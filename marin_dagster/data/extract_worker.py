@@ -21,6 +21,8 @@ from marin_dagster.data.warc import decode_html
 from marin_dagster.process import die_with_parent
 
 _TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]*)[^<>]*?(/?)>")
+_ROOT = re.compile(r"<(?:html|body)\b", re.I)
+_PERMALINK = re.compile(r"\s*¶$", re.M)  # the sign behind the headings of manuals
 _TITLE = re.compile(r"<title[^>]*>(.{0,500}?)</title", re.I | re.S)
 _CHARSET = re.compile(r"""(<meta[^>]{0,200}?charset\s*=\s*["']?)[A-Za-z0-9_.:\-]+""", re.I)
 _UNNESTED = re.compile(
@@ -85,7 +87,7 @@ def extract_page(
     found = _TITLE.search(page)
     title = " ".join(html.unescape(found[1]).split()) if found else ""
     try:
-        text = clean_text(extract(page)).strip()
+        text = _PERMALINK.sub("", clean_text(extract(page))).strip()
     except MemoryError:
         return Extracted(error="out_of_memory", message=f"above {settings.memory_bytes} bytes")
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
@@ -120,6 +122,8 @@ def _trafilatura(favor: str) -> Callable[[str], str]:
     config.set("DEFAULT", "EXTRACTION_TIMEOUT", "0")  # ours is a limit of processor time
 
     def extract(page: str) -> str:
+        if not _ROOT.search(page):
+            page = f"<html><body>{page}</body></html>"  # a bare fragment would come out empty
         # the text is decoded: a charset that the page still declares must not be applied again
         text = trafilatura.extract(
             _CHARSET.sub(r"\1utf-8", page),

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ _EXCERPT_WORDS = 40
 _PLANTED_PER_TASK = 3
 _PROMPT_START = re.compile(r"^\s*(question|q|goal|passage|context)\s*:\s*", re.IGNORECASE)
 _PROMPT_END = re.compile(r"\s*\b(answer|a)\s*:\s*$", re.IGNORECASE)
+_LOW_BITS = np.uint64((1 << 22) - 1)
 _FILLER = "Zephyr quorum nimbus vector. "
 
 
@@ -94,45 +96,56 @@ def _correct_choice(row: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class _Table:
-    """N-grams of one size: sorted distinct hashes, and for each the items that hold it."""
+    """N-grams of all sizes: sorted distinct hashes, and for each the items that hold it."""
 
     grams: np.ndarray  # uint64[G], sorted
     starts: np.ndarray  # int64[G + 1]
     owners: np.ndarray  # int64[starts[-1]]: item numbers
 
+    @cached_property
+    def possible(self) -> np.ndarray:
+        """By the low bits of a hash, whether a gram has them: most words of a document do not."""
+        seen = np.zeros(int(_LOW_BITS) + 1, dtype=bool)
+        seen[self.grams & _LOW_BITS] = True
+        return seen
+
+    def find(self, grams: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Positions in `grams` that are in the table, and their places in it."""
+        hits = np.flatnonzero(self.possible[grams & _LOW_BITS])
+        places = np.searchsorted(self.grams, grams[hits])
+        places[places == len(self.grams)] = 0
+        true = self.grams[places] == grams[hits]
+        return hits[true], places[true]
+
 
 @dataclass(frozen=True)
 class ItemIndex:
-    """Finds items in documents. Short items stand whole in the table of their own length."""
+    """Finds items in documents. A short item stands in the table whole, as one n-gram."""
 
     items: Sequence[Item]
-    tables: Mapping[int, _Table]  # by n-gram size
+    table: _Table
+    sizes: tuple[int, ...]  # words of the n-grams in the table
     totals: np.ndarray  # int64[items]: distinct n-grams of each item; 0 if it is not searched
     min_overlap: float
-    ngram_size: int
 
     @staticmethod
     def build(
         items: Sequence[Item], ngram_size: int, min_overlap: float, min_item_words: int
     ) -> "ItemIndex":
         """Indexes the items that have at least `min_item_words` words."""
-        grams: dict[int, list[np.ndarray]] = defaultdict(list)
-        owners: dict[int, list[np.ndarray]] = defaultdict(list)
+        grams = [np.empty(0, dtype=np.uint64)]
         totals = np.zeros(len(items), dtype=np.int64)
+        sizes: set[int] = set()
         for number, item in enumerate(items):
             hashes = word_hashes(words(item.text))
-            if len(hashes) < min_item_words:
-                continue
-            size = min(ngram_size, len(hashes))
-            found = np.unique(ngram_hashes(hashes, size))
-            grams[size].append(found)
-            owners[size].append(np.full(len(found), number))
-            totals[number] = len(found)
-        tables = {
-            size: _make_table(np.concatenate(grams[size]), np.concatenate(owners[size]))
-            for size in sorted(grams)
-        }
-        return ItemIndex(items, tables, totals, min_overlap, ngram_size)
+            if len(hashes) >= min_item_words:
+                size = min(ngram_size, len(hashes))
+                sizes.add(size)
+                grams.append(np.unique(ngram_hashes(hashes, size)))
+                totals[number] = len(grams[-1])
+        owners = np.repeat(np.arange(len(items)), totals)
+        table = _make_table(np.concatenate(grams), owners)
+        return ItemIndex(items, table, tuple(sorted(sizes)), totals, min_overlap)
 
     @property
     def num_searched(self) -> int:
@@ -142,28 +155,26 @@ class ItemIndex:
         """Items that the text holds, the most complete first."""
         tokens = words(text)
         hashes = word_hashes(tokens)
-        found: list[Match] = []
-        for size, table in self.tables.items():
-            grams = ngram_hashes(hashes, size)
-            if not len(grams):
-                continue
-            places = np.searchsorted(table.grams, grams)
-            places[places == len(table.grams)] = 0
-            hits = np.flatnonzero(table.grams[places] == grams)
-            if len(hits):
-                found += self._matches_in_table(table, places, hits, tokens)
+        grams = [ngram_hashes(hashes, size) for size in self.sizes]
+        hits, places = self.table.find(np.concatenate(grams))
+        if not len(hits):
+            return []
+        positions = np.concatenate([np.arange(len(found)) for found in grams])[hits]
+        found = self._matches_at(positions, places, tokens)
         return sorted(
             found, key=lambda m: (-m.overlap, -len(m.item.text), m.item.task, m.item.number)
         )
 
-    def _matches_in_table(
-        self, table: _Table, places: np.ndarray, hits: np.ndarray, tokens: list[str]
+    def _matches_at(
+        self, positions: np.ndarray, places: np.ndarray, tokens: list[str]
     ) -> list[Match]:
         shared: dict[int, int] = defaultdict(int)
         first: dict[int, int] = {}
-        distinct, where = np.unique(places[hits], return_index=True)
-        for gram, hit in zip(distinct.tolist(), hits[where].tolist(), strict=True):
-            for owner in table.owners[table.starts[gram] : table.starts[gram + 1]].tolist():
+        distinct, where = np.unique(places, return_index=True)
+        for gram, hit in zip(distinct.tolist(), positions[where].tolist(), strict=True):
+            for owner in self.table.owners[
+                self.table.starts[gram] : self.table.starts[gram + 1]
+            ].tolist():
                 shared[owner] += 1
                 first[owner] = min(hit, first.get(owner, hit))
         return [
@@ -192,12 +203,12 @@ class ItemIndex:
 
     def save(self, path: str) -> None:
         """Writes the index to one .npz file; equal indexes give equal bytes."""
-        arrays = {"totals": self.totals}
-        for size, table in self.tables.items():
-            arrays |= {f"{name}_{size}": array for name, array in vars(table).items()}
-        header = {"items": [asdict(item) for item in self.items], "min_overlap": self.min_overlap}
-        header |= {"ngram_size": self.ngram_size, "sizes": list(self.tables)}
+        table = self.table
+        arrays = {"grams": table.grams, "starts": table.starts, "owners": table.owners}
+        header = {"items": [asdict(item) for item in self.items], "sizes": self.sizes}
+        header["min_overlap"] = self.min_overlap
         text = json.dumps(header).encode()
+        arrays["totals"] = self.totals
         arrays["header"] = np.frombuffer(text, dtype=np.uint8)
         np.savez(path, **arrays)  # pyright: ignore[reportArgumentType]
 
@@ -206,13 +217,10 @@ class ItemIndex:
         """Reads what `save` wrote."""
         with np.load(path) as file:
             header = json.loads(file["header"].tobytes())
-            tables = {
-                size: _Table(file[f"grams_{size}"], file[f"starts_{size}"], file[f"owners_{size}"])
-                for size in header["sizes"]
-            }
-            items = [Item(**item) for item in header["items"]]
+            table = _Table(file["grams"], file["starts"], file["owners"])
             totals = file["totals"]
-        return ItemIndex(items, tables, totals, header["min_overlap"], header["ngram_size"])
+        items = [Item(**item) for item in header["items"]]
+        return ItemIndex(items, table, tuple(header["sizes"]), totals, header["min_overlap"])
 
 
 def _make_table(grams: np.ndarray, owners: np.ndarray) -> _Table:

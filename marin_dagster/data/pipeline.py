@@ -224,7 +224,8 @@ class _Worker:
         self._process.wait()
 
     def _refuse(self, status: int) -> None:
-        left = [task for task in self._tasks if not os.path.exists(completion(self._work, task))]
+        left = [t for t in self._tasks if not os.path.exists(completion(self._work, t))]
+        left = left or list(self._tasks)
         if os.path.exists(self._failure):
             with open(self._failure) as file:
                 failure = json.load(file)

@@ -195,17 +195,20 @@ def _tokenizer() -> Any:
     """A word tokenizer without language data, many times faster than the linguistic default."""
     from datatrove.utils.word_tokenizers import WordTokenizer
 
-    word = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
-    sentence = re.compile(r"[^.!?。！？\n]*[.!?。！？]+[\"'”’)\]]*|[^.!?。！？\n]+")
+    word = re.compile(r"\w+(?:['’.]\w+)*|[^\w\s]+")
+    sentence = re.compile(
+        r"\S[^\n]*?(?:[.!?]+[\"'”’)\]]*(?=\s|$)|[。！？]+|$)",
+        re.MULTILINE,
+    )
 
     class RegexTokenizer(WordTokenizer):
         def word_tokenize(self, text: str) -> list[str]:
             return word.findall(text)
 
         def sent_tokenize(self, text: str) -> list[str]:
-            return [found.strip() for found in sentence.findall(text) if found.strip()]
+            return sentence.findall(text)
 
         def span_tokenize(self, text: str) -> list[tuple[int, int]]:
-            return [found.span() for found in sentence.finditer(text) if found.group().strip()]
+            return [found.span() for found in sentence.finditer(text)]
 
     return RegexTokenizer()

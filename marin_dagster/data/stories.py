@@ -21,6 +21,7 @@ NUM_CHOICES = 4
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 _AFTER_STOP = re.compile(r"(?:^|[.!?] |\n)([a-z])")
 _PRONOUNS = {"girl": ("she", "her", "her"), "boy": ("he", "him", "his")}
+_NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "twelve")
 _WOMEN = ("mum", "grandma", "aunt")
 
 
@@ -63,7 +64,7 @@ def story(seed: int, index: int) -> Story:
     slots = _slots(facts, rng)
     moral = " ".join(_expand(grammar.MORALS[plot], slots, rng))
     slots["moral"] = moral
-    opening = _expand(grammar.OPENINGS, slots, rng)
+    opening = _expand(grammar.OPENINGS, slots, rng) + _expand(grammar.SCENES, slots, rng)
     body = _expand(grammar.PLOTS[plot], slots, rng)
     ending = _expand(grammar.ENDINGS, slots, rng)
     paragraphs = (*opening, *body[:-1], f"{body[-1]} {ending[0]}")
@@ -102,6 +103,7 @@ def _facts(rng: random.Random) -> dict[str, str]:
         "object": rng.choice(tuple(grammar.OBJECTS)),
         "colour": rng.choice(grammar.COLOURS),
         "place": rng.choice(tuple(grammar.PLACES)),
+        "weather": rng.choice(tuple(grammar.WEATHER)),
     }
 
 
@@ -109,10 +111,20 @@ def _slots(facts: Mapping[str, str], rng: random.Random) -> dict[str, str]:
     he, him, his = _PRONOUNS[facts["sex"]]
     use, used = grammar.OBJECTS[facts["object"]]
     in_place, feature = grammar.PLACES[facts["place"]]
+    how_long, garment = grammar.WEATHER[facts["weather"]]
+    adjectives = [word for word in grammar.ADJECTIVES if word != facts["trait"]]
+    adjective1, adjective2 = rng.sample(adjectives, 2)
+    thing1, thing2 = rng.sample(grammar.THINGS, 2)
     return {
         **facts,
         **{"he": he, "him": him, "his": his, "He": he.title(), "His": his.title()},
         **{"use": use, "used": used, "in_place": in_place, "feature": feature},
+        **{"how_long": how_long, "garment": garment, "dish": rng.choice(grammar.DISHES)},
+        **{"adjective1": adjective1, "adjective2": adjective2},
+        **{"thing1": thing1, "thing2": thing2, "things1": _plural(thing1)},
+        **{"number": rng.choice(_NUMBERS), "taste": rng.choice(grammar.TASTES)},
+        "a_adjective1": _with_article(adjective1),
+        "a_adjective2": _with_article(adjective2),
         "a_animal": _with_article(facts["animal"]),
         "adult_he": "she" if facts["adult"] in _WOMEN else "he",
         "time": rng.choice(grammar.TIMES),
@@ -148,6 +160,16 @@ def _capitals(text: str) -> str:
 
 def _with_article(noun: str) -> str:
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+
+
+def _plural(noun: str) -> str:
+    if noun == "goose":
+        return "geese"
+    if noun.endswith("man"):
+        return f"{noun[:-3]}men"
+    if noun.endswith("y") and noun[-2] not in "aeiou":
+        return f"{noun[:-1]}ies"
+    return f"{noun}es" if noun.endswith(("s", "sh", "ch", "x")) else f"{noun}s"
 
 
 # ---- chats
@@ -239,10 +261,10 @@ def _telling(about: Story, rng: random.Random) -> tuple[str, str]:
 
 
 def cloze(about: Story) -> list[Cloze]:
-    """Returns multiple-choice items on the story: the toy, the animal's sound, home, food, hero.
+    """Returns multiple-choice items on the story: toy, sound, home, food, garment, hero.
 
     The context is the story up to the place in question; what is asked for was said before, or is
-    a fact of the grammar (what a dog says).
+    a fact of the grammar (what a dog says, what one wears in the rain).
     """
     facts = about.facts
     rng = random.Random(f"cloze/{about.seed}/{about.index}")
@@ -250,12 +272,15 @@ def cloze(about: Story) -> list[Cloze]:
     sounds = [f'"{sound}' for sound, _, _ in grammar.ANIMALS.values()]
     homes = [home for _, home, _ in grammar.ANIMALS.values()]
     foods = [food for _, _, food in grammar.ANIMALS.values()]
+    garments = [garment for _, garment in grammar.WEATHER.values()]
+    garment = grammar.WEATHER[facts["weather"]][1]
     names = grammar.GIRLS if facts["sex"] == "girl" else grammar.BOYS
     asked = [
         ("object", toy, _other_toys(facts, rng), about.text.rfind(f" {toy}")),
         ("sound", f'"{facts["sound"]}', sounds, about.text.find(f' "{facts["sound"]}')),
         ("home", facts["home"], homes, about.text.rfind(f" {facts['home']}")),
         ("food", facts["food"], foods, about.text.rfind(f" {facts['food']}")),
+        ("garment", garment, garments, about.text.find(f" {garment}")),
         ("hero", facts["hero"], list(names), about.text.rfind(f" {facts['hero']}")),
     ]
     items = []
@@ -271,7 +296,11 @@ def cloze(about: Story) -> list[Cloze]:
 
 
 def _is_answerable(kind: str, right: str, context: str, facts: Mapping[str, str]) -> bool:
-    known = facts["animal"] if kind in ("sound", "home", "food") else right
+    known = right
+    if kind == "garment":
+        known = facts["weather"]
+    elif kind in ("sound", "home", "food"):
+        known = facts["animal"]
     return re.search(rf"\b{re.escape(known)}\b", context) is not None
 
 

@@ -1,8 +1,8 @@
 """Words and sentence templates for small stories: the grammar that `stories` expands.
 
 A template line is one sentence, each following line with `// ` another wording of it. Small
-choices stand in `[a|b]`, slots in `{braces}`; a blank line ends a paragraph. `OPENINGS` begin a
-story, one of `PLOTS` goes on, `ENDINGS` close it.
+choices stand in `[a|b]`, slots in `{braces}`; a blank line ends a paragraph. `OPENINGS` and
+`SCENES` begin a story, one of `PLOTS` goes on, `ENDINGS` close it.
 """
 
 
@@ -91,11 +91,38 @@ PLACES = {
     "meadow": ("in the meadow", "the tall flowers"),
 }
 
+# weather: how it was, and what one wears then
+WEATHER = {
+    "rained": ("all night", "rubber boots"),
+    "snowed": ("for three days", "woolly mittens"),
+    "been hot": ("since Monday", "a straw hat"),
+    "been windy": ("the whole week", "a thick jacket"),
+    "been foggy": ("every morning", "a bright vest"),
+    "been freezing": ("since the weekend", "two pairs of socks"),
+}
+
 TIMES = (
-    "One morning", "One sunny day", "One windy day", "One cold morning", "Late one afternoon",
-    "On a rainy day", "Early on Saturday", "On a bright spring day", "One warm evening",
-    "On the first day of autumn", "After breakfast one day", "One quiet Sunday",
+    "One morning", "One fine day", "Early one day", "Late one afternoon", "On a Sunday",
+    "Early on Saturday", "One day in spring", "One quiet evening", "On the first day of autumn",
+    "After breakfast one day", "On a Tuesday", "On the last day of summer", "One day at noon",
 )  # fmt: skip
+ADJECTIVES = _words(
+    "tiny huge round square shiny dusty rusty wooden broken crooked striped spotted sleepy noisy "
+    "fluffy sticky muddy heavy hollow fancy plain strange lonely proud clumsy grumpy polite cosy "
+    "crumpled smooth bumpy pointed sparkling faded painted frozen steaming wobbly secret famous"
+)
+THINGS = _words(
+    "snail squirrel hedgehog rabbit butterfly ladder wheel basket barrel lemon pumpkin pear cherry "
+    "mushroom pebble feather button spoon kettle pillow clock mirror piano trumpet statue fountain "
+    "windmill tractor sledge anchor compass postman baker farmer sailor painter fisherman teacher "
+    "gardener tailor ribbon candle jug teapot carpet curtain rope hammer saw needle letter map "
+    "stamp newspaper chimney puddle rainbow shadow footprint scarecrow beetle spider goose turtle"
+)
+TASTES = _words("warm spicy sweet salty fresh cold burnt tasty soft crunchy")
+DISHES = _words(
+    "pancakes soup porridge dumplings noodles potatoes beans rice stew pie waffles omelette toast "
+    "carrots peas lentils pizza salad pudding cabbage pumpkins muffins sausages corn pasta bread"
+)
 TRAITS = _words("kind brave shy curious clever cheerful quiet careful busy gentle stubborn lively")
 
 OPENINGS = """
@@ -118,6 +145,22 @@ So {his} {adult} gave {him} a {colour} {object}.
 // {His} best friend was {a_animal} that lived in a {home} [nearby|close by|behind the house].
 // Next door, in a {home}, lived {a_animal} that ate {food} and said, "{sound}!"
 // {hero} had {a_animal} too, and the {animal} loved to eat {food}.
+"""
+
+SCENES = """
+It had {weather} {how_long}, so {hero} wore {garment}.
+// Because it had {weather} {how_long}, {hero} put on {garment}.
+// "It has {weather} {how_long}," said {his} {adult}, so {hero} took {garment}.
+Outside, {he} [met|saw|passed] {a_adjective1} {thing1} and {a_adjective2} {thing2}.
+// There was {a_adjective1} {thing1} [next to|behind|under|near] {a_adjective2} {thing2}.
+// {hero} [counted|noticed] {number} {adjective1} {things1} and one {adjective2} {thing2}.
+// "Look, {a_adjective1} {thing1}!" said {hero}, but it was only {a_adjective2} {thing2}.
+// {friend} had told {him} about {a_adjective1} {thing1} with {a_adjective2} {thing2}.
+{He} thought of the {dish} that {he} had eaten.
+// The whole street smelled of {dish}.
+// There would be {dish} for [supper|lunch].
+// {He} had {number} pieces of {taste} {dish} in {his} bag.
+// A neighbour was cooking {taste} {dish}.
 """
 
 PLOTS = {

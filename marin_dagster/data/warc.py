@@ -306,9 +306,9 @@ def decode_html(body: bytes, content_type: str) -> tuple[str, str]:
     for mark, name in _MARKS:
         if body.startswith(mark):
             return body[len(mark) :].decode(name, "replace"), name
-    declared = []
+    declared: list[str] = []
     if match := _CHARSET.search(content_type):
-        declared.append(match[1])
+        declared.append(str(match[1]))
     if found := _META_CHARSET.search(body[:4096]):
         declared.append(found[1].decode("ascii"))
     for name in declared:
@@ -342,8 +342,8 @@ _WEB_NAMES = {
 def _guess(body: bytes) -> tuple[str, str]:
     from resiliparse.parse.encoding import detect_encoding
 
-    name = detect_encoding(body)
+    name = str(detect_encoding(body) or "utf-8")
     try:
-        return body.decode(name or "utf-8", "replace"), name or "utf-8"
+        return body.decode(name, "replace"), name
     except LookupError:
         return body.decode("utf-8", "replace"), "utf-8"

@@ -3,6 +3,7 @@
 import re
 import unicodedata
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import xxhash
@@ -11,8 +12,9 @@ _WORD = re.compile(r"\w+")
 _SPACELESS = re.compile(  # Thai to Lao, Myanmar, Khmer, kana, Han: one character is one word
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]"
 )
-_MIX = np.uint64(0x9E3779B97F4A7C15)
-_STEP = np.uint64(0xBF58476D1CE4E5B9)
+_BASE = 0x9E3779B97F4A7C13  # odd, so it has an inverse; 3 mod 8, so its powers differ early
+_MIX = np.uint64(0xBF58476D1CE4E5B9)
+_HALF = np.uint64(32)
 
 
 def words(text: str) -> list[str]:
@@ -36,16 +38,32 @@ def word_hashes(tokens: Sequence[str]) -> np.ndarray:
 
 
 def ngram_hashes(hashes: np.ndarray, ngram_size: int) -> np.ndarray:
-    """Hash of each run of `ngram_size` words, uint64[max(0, len(hashes) - ngram_size + 1)]."""
+    """Hash of each run of `ngram_size` words, uint64[max(0, len(hashes) - ngram_size + 1)].
+
+    The polynomial sum of hash[j] * base^j modulo 2^64 over the run, from differences of prefix
+    sums, so that the time does not grow with the size; then mixed.
+    """
     count = len(hashes) - ngram_size + 1
     if count <= 0:
         return np.empty(0, dtype=np.uint64)
-    result = np.zeros(count, dtype=np.uint64)
-    for offset in range(ngram_size):
-        result = (result ^ hashes[offset : offset + count]) * _MIX
-        result ^= result >> np.uint64(29)
-        result = result * _STEP
-    return result
+    powers, inverses = _powers(1 << len(hashes).bit_length())
+    sums = np.zeros(len(hashes) + 1, dtype=np.uint64)
+    np.cumsum(hashes * powers[: len(hashes)], out=sums[1:])
+    grams = (sums[ngram_size:] - sums[:count]) * inverses[:count]
+    grams ^= grams >> _HALF
+    grams *= _MIX
+    return grams ^ (grams >> _HALF)
+
+
+@lru_cache(maxsize=32)
+def _powers(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """base^i and base^-i modulo 2^64 for i < count, a power of two."""
+    powers, inverses = np.ones(1, dtype=np.uint64), np.ones(1, dtype=np.uint64)
+    while len(powers) < count:
+        step = pow(_BASE, len(powers), 1 << 64)
+        powers = np.concatenate([powers, powers * np.uint64(step)])
+        inverses = np.concatenate([inverses, inverses * np.uint64(pow(step, -1, 1 << 64))])
+    return powers, inverses
 
 
 def jaccard(one: np.ndarray, other: np.ndarray) -> float:

@@ -24,7 +24,7 @@ class Evaluate(EvalReport):
     task_names: tuple[str, ...] = ()  # none: all
     limit: int | None = None  # examples per task
     num_fewshot: int | None = None  # None: as each task says
-    chat: bool = False  # ask in the chat format
+    chat: bool | None = None  # ask in the chat format; None: if the checkpoint was trained in it
     seed: int = 0
     batch_tokens: int = 8_192  # tokens of a batch, padding included; scores do not depend on it
 

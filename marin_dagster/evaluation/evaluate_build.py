@@ -16,7 +16,6 @@ from marin_dagster.data.tokenizer import TextTokenizer, load_tokenizer
 from marin_dagster.evaluation.evaluate import Evaluate
 from marin_dagster.evaluation.language_model import JaxLanguageModel
 from marin_dagster.evaluation.tasks import TaskFile, choose_examples, find_tasks, load_tasks
-from marin_dagster.models.transformer import Transformer
 from marin_dagster.posttraining.chat import CHAT_TEMPLATE
 from marin_dagster.recipe import Context, Counts, StageError, Summary
 from marin_dagster.training.checkpoint import load_model, read_config
@@ -31,7 +30,9 @@ def build_report(recipe: Evaluate, ctx: Context) -> Summary:
     files = find_tasks([ctx.path(tasks) for tasks in recipe.tasks], recipe.task_names)
     tokenizer = load_tokenizer(ctx.path(recipe.tokenizer))
     caches = {cache.key: TokenCacheReader(ctx.path(cache)) for cache in recipe.heldout}
-    _check_tokenizers(recipe, ctx, tokenizer, caches)
+    stored = read_config(ctx.path(recipe.checkpoint))
+    _check_tokenizers(recipe, stored["tokenizer"], tokenizer, caches)
+    chat = bool(stored.get("chat", False)) if recipe.chat is None else recipe.chat
     model, config = load_model(ctx.path(recipe.checkpoint))
     rows: list[dict[str, Any]] = []
     losses: dict[str, dict[str, float]] = {}
@@ -42,10 +43,19 @@ def build_report(recipe: Evaluate, ctx: Context) -> Summary:
         losses[name] = {key.removeprefix("eval/"): value for key, value in found.items()}
     results: dict[str, Any] = {"results": {}}
     if files:
-        results = _run_tasks(recipe, ctx, files, model, tokenizer, config.seq_len)
+        adapter = JaxLanguageModel(
+            model,
+            tokenizer,
+            seq_len=config.seq_len,
+            batch_tokens=recipe.batch_tokens,
+            chat=chat,
+            seed=recipe.seed,
+            progress=lambda done, total: ctx.progress(done, total, unit="requests"),
+        )
+        results = _run_tasks(recipe, ctx, files, adapter)
         rows = score_table(results)
     results["heldout"] = losses
-    results["config"] = _provenance(recipe, tokenizer)
+    results["config"] = _provenance(recipe, tokenizer, chat)
     with open(os.path.join(ctx.out, "results.json"), "w", encoding="utf-8") as file:
         json.dump(results, file, indent=1, default=handle_non_serializable, ensure_ascii=False)
         file.write("\n")
@@ -54,13 +64,12 @@ def build_report(recipe: Evaluate, ctx: Context) -> Summary:
 
 def _check_tokenizers(
     recipe: Evaluate,
-    ctx: Context,
+    trained_with: str,
     tokenizer: TextTokenizer,
     caches: Mapping[str, TokenCacheReader],
 ) -> None:
     """Refuses ids that the model would read with another meaning."""
-    stored = read_config(ctx.path(recipe.checkpoint))
-    digests = {recipe.checkpoint.address: stored["tokenizer"]}
+    digests = {recipe.checkpoint.address: trained_with}
     digests |= {name: reader.meta["tokenizer"] for name, reader in caches.items()}
     for name, digest in digests.items():
         if digest != tokenizer.digest:
@@ -75,29 +84,18 @@ def _run_tasks(
     recipe: Evaluate,
     ctx: Context,
     files: Mapping[str, TaskFile],
-    model: Transformer,
-    tokenizer: TextTokenizer,
-    seq_len: int,
+    adapter: JaxLanguageModel,
 ) -> dict[str, Any]:
     """lm-eval's results, without what differs from run to run; samples go to files."""
     loaded = load_tasks(files, ctx.work, recipe.num_fewshot, recipe.seed)
     chosen = choose_examples(loaded, recipe.limit, recipe.seed)
-    adapter = JaxLanguageModel(
-        model,
-        tokenizer,
-        seq_len=seq_len,
-        batch_tokens=recipe.batch_tokens,
-        chat=recipe.chat,
-        seed=recipe.seed,
-        progress=lambda done, total: ctx.progress(done, total, unit="requests"),
-    )
     results = run_lm_eval(
         adapter,
         loaded,
         samples=chosen,
         bootstrap_iters=BOOTSTRAPS,
-        apply_chat_template=recipe.chat,
-        fewshot_as_multiturn=recipe.chat,
+        apply_chat_template=adapter.chat,
+        fewshot_as_multiturn=adapter.chat,
     )
     assert results is not None
     kept = dict(results)
@@ -113,6 +111,7 @@ def _run_tasks(
             split: [os.path.basename(path) for path in paths]
             for split, paths in files[name].data_files.items()
         }
+        settings.pop("config_source", None)
         settings["dataset_kwargs"] = {**files[name].options, "data_files": relative}
     return kept
 
@@ -150,7 +149,7 @@ def _interval(value: float, error: float) -> str:
     return f"{value - CONFIDENCE_95 * error:.4f} to {value + CONFIDENCE_95 * error:.4f}"
 
 
-def _provenance(recipe: Evaluate, tokenizer: TextTokenizer) -> dict[str, Any]:
+def _provenance(recipe: Evaluate, tokenizer: TextTokenizer, chat: bool) -> dict[str, Any]:
     """What was measured with what, by address and fingerprint."""
     return {
         "model": recipe.checkpoint.address,
@@ -161,7 +160,7 @@ def _provenance(recipe: Evaluate, tokenizer: TextTokenizer) -> dict[str, Any]:
         "heldout": {cache.address: cache.fingerprint for cache in recipe.heldout},
         "bos": "exactly one, before every request",
         "chat_template_sha256": (
-            hashlib.sha256(CHAT_TEMPLATE.encode()).hexdigest() if recipe.chat else None
+            hashlib.sha256(CHAT_TEMPLATE.encode()).hexdigest() if chat else None
         ),
         "dtype": "float32",
         "batch_tokens": recipe.batch_tokens,

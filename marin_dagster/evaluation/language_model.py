@@ -43,7 +43,7 @@ class JaxLanguageModel(TemplateLM):
         self._model = in_float32(model)
         self._text = tokenizer
         self._seq_len, self._batch_tokens = seq_len, batch_tokens
-        self._chat, self._seed, self._progress = chat, seed, progress
+        self.chat, self._seed, self._progress = chat, seed, progress
 
     @property
     def eot_token_id(self) -> int:
@@ -81,10 +81,17 @@ class JaxLanguageModel(TemplateLM):
         self, string: str, add_special_tokens: bool | None = None, **_: Any
     ) -> list[int]:
         ids: list[int] = []
-        parts = _CONTROL.split(string) if self._chat else [string]
+        parts = _CONTROL.split(string) if self.chat else [string]
         for place, part in enumerate(parts):
             ids += [self._text.token_id(part)] if place % 2 else self._text.encode(part)
         return ids if add_special_tokens is False else [self._text.bos_id, *ids]
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        """lm-eval's split of the joint encoding; where that leaves nothing, of each by itself."""
+        before, after = super()._encode_pair(context, continuation)
+        if not after:
+            return before, self.tok_encode(continuation, add_special_tokens=False)
+        return before, after
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **_: Any
@@ -144,17 +151,15 @@ class JaxLanguageModel(TemplateLM):
 
     def _finish(self, jobs: "list[_Job]") -> None:
         """Advances a batch in turns, so that stop strings end it soon after they appear."""
-        stop_ids = [self._text.eos_id, *([self._text.token_id(END)] if self._chat else [])]
+        stop_ids = [self._text.eos_id, *([self._text.token_id(END)] if self.chat else [])]
         turn = 0
         while waiting := [job for job in jobs if not job.done]:
-            room = min(TURN_TOKENS, *(job.limit - len(job.ids) for job in waiting))
             temperature = waiting[0].temperature
             waiting = [job for job in waiting if job.temperature == temperature]
             padded = waiting + [waiting[0]] * (ROWS - len(waiting))
             prompts = [job.prompt + job.ids for job in padded]
-            new = generate(
-                self._model, prompts, room, stop_ids, temperature, seed=self._seed + turn
-            )
+            seed = self._seed + turn
+            new = generate(self._model, prompts, TURN_TOKENS, stop_ids, temperature, seed)
             for job, ids in zip(waiting, new, strict=False):
                 job.take(ids, stop_ids, self._text)
             turn += 1
@@ -172,7 +177,7 @@ class _Job:
         self.text, self.done = "", limit < 1
 
     def take(self, ids: list[int], stop_ids: Sequence[int], tokenizer: TextTokenizer) -> None:
-        self.ids += ids
+        self.ids = (self.ids + ids)[: self.limit]
         self.text = tokenizer.decode(self.ids)
         ends = [self.text.find(stop) for stop in self.until if stop in self.text]
         if ends:

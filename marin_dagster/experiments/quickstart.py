@@ -39,7 +39,7 @@ def experiment(version: str) -> tuple[Recipe, ...]:
     site = GeneratedSite(
         host="stories.test", seed=SEED, num_pages=450, stories_per_page=10, num_leaked=9
     )
-    pages = Crawl(**base, seeds=("http://stories.test/",), sites=(site,), max_pages=1_200)
+    pages = Crawl(**base, seeds=("http://stories.test/",), sites=(site,), max_pages=1_200, max_depth=50)
     text = ExtractText(**base, pages=pages)
     classifier = TrainClassifier(
         **base,

@@ -100,8 +100,8 @@ def upper_quantile(
         too_many = jnp.sum((margins > middle) & mask, axis=0) > target
         return jnp.where(too_many, middle, low), jnp.where(too_many, high, middle)
 
-    low, high = jax.lax.fori_loop(0, BISECTIONS, halve, (low, high))
-    return jnp.where(valid.any(), 0.5 * (low + high), 0.0)
+    _, high = jax.lax.fori_loop(0, BISECTIONS, halve, (low, high))
+    return jnp.where(valid.any(), high, 0.0)
 
 
 class MoE(eqx.Module):

@@ -1,6 +1,7 @@
 """Crawls of served sites, and pages taken in from files."""
 
 import gzip
+import itertools
 import json
 import random
 import threading
@@ -48,9 +49,7 @@ def page(*links: str, text: str = "hello") -> Answer:
 
 
 def move(target: str) -> Answer:
-    return Answer(
-        status=302, content_type="text/html", body=b"", headers=(("Location", target),)
-    )
+    return Answer(status=302, content_type="text/html", body=b"", headers=(("Location", target),))
 
 
 def text(body: str, status: int = 200) -> Answer:
@@ -93,8 +92,8 @@ def test_a_generated_site_is_crawled_to_the_same_bytes_twice(tmp_path: Path):
 
 def test_every_odd_answer_has_its_outcome(tmp_path: Path):
     answers = {
-        "/": page("/a", "/a#part", "/large", "/packed", "/slow", "/loop", "/away", "/private", "/broken",
-                  "/file", "/file.png", "http://elsewhere.test/", "mailto:a@b", "/b"),
+        "/": page("/a", "/a#part", "/large", "/packed", "/slow", "/loop", "/away", "/private",
+                  "/broken", "/file", "/file.png", "http://elsewhere.test/", "mailto:a@b", "/b"),
         "/a": page("/deep"),
         "/b": move("/target"),
         "/target": page(),
@@ -142,7 +141,7 @@ def test_the_crawl_delay_of_robots_txt_is_obeyed(tmp_path: Path):
     build(crawl(site), tmp_path)
     times = [when for path, when in site.asked if path != "/robots.txt"]
     assert len(times) == 5
-    assert all(b - a > 0.18 for a, b in zip(times, times[1:], strict=False))
+    assert all(b - a > 0.18 for a, b in itertools.pairwise(times))
 
 
 def test_no_more_pages_are_asked_for_than_allowed(tmp_path: Path):
@@ -175,13 +174,18 @@ def test_a_crawl_that_was_stopped_asks_for_no_page_twice(tmp_path: Path):
     assert len(twice) <= 1  # the one that was on its way
 
 
-@pytest.mark.parametrize("robots", [text("User-agent: *\nDisallow: /"), text("", 500)])
-def test_a_site_that_closes_itself_is_not_visited_and_said(tmp_path: Path, robots: Answer):
-    site = ToySite(host=HOST, answers={"/": page(), "/robots.txt": robots})
-    with pytest.raises(StageError, match="robots.txt closes every seed") as caught:
-        build(crawl(site), tmp_path)
+def test_sites_that_close_themselves_are_not_visited_and_said(tmp_path: Path):
+    robots = {"closed.test": text("User-agent: *\nDisallow: /"), "failing.test": text("", 500)}
+    sites = [
+        ToySite(host=host, answers={"/": page(), "/robots.txt": answer})
+        for host, answer in robots.items()
+    ]
+    seeds = tuple(f"http://{host}/" for host in robots)
+    recipe = Crawl(name="toy", version="dev", sites=tuple(sites), seeds=seeds, max_pages=9)  # type: ignore[arg-type]
+    with pytest.raises(StageError, match=r"robots_denied 2; robots\.txt closes every") as caught:
+        build(recipe, tmp_path)
     assert caught.value.reason == "bad_input"
-    assert set(site.paths) == {"/robots.txt"}
+    assert {path for site in sites for path in site.paths} == {"/robots.txt"}
 
 
 def test_a_seed_that_cannot_be_reached_is_said(tmp_path: Path):

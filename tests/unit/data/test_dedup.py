@@ -177,6 +177,7 @@ def test_a_source_that_loses_almost_everything_stops_the_stage(tmp_path):
     with pytest.raises(StageError, match=r"99\.2% of source 'copies'") as caught:
         deduplicate(tmp_path, texts, source=["copies"] * 120 + ["fine"])
     assert caught.value.reason == "bad_input"
+    assert caught.value.message.count("'kept'") == 3
 
 
 def test_settings_that_would_find_nothing_are_refused():

@@ -9,7 +9,7 @@ import pytest
 from marin_dagster.data import story_grammar as grammar
 from marin_dagster.data.stories import HELD_OUT, NUM_CHOICES, cloze, question, story
 
-MANY = range(300)
+MANY = range(150)
 
 
 def test_the_same_seed_and_index_give_the_same_story():
@@ -51,12 +51,12 @@ def test_stories_are_varied():
 
 
 def test_every_plot_can_be_told_in_every_wording():
-    for template in (grammar.OPENINGS, grammar.ENDINGS, *grammar.PLOTS.values()):
+    for template in (grammar.OPENINGS, grammar.SCENES, grammar.ENDINGS, *grammar.PLOTS.values()):
         assert template.count("[") == template.count("]")
     assert grammar.PLOTS.keys() == grammar.MORALS.keys()
 
 
-@pytest.mark.parametrize("kind", ["object", "sound", "home", "food", "hero"])
+@pytest.mark.parametrize("kind", ["object", "sound", "home", "food", "garment", "hero"])
 def test_the_right_choice_of_an_item_is_what_the_story_says(kind: str):
     found = 0
     for index in MANY:
@@ -70,7 +70,7 @@ def test_the_right_choice_of_an_item_is_what_the_story_says(kind: str):
                 f"{item['context']}\n\n{right}"
             )
             assert len(set(item["choices"])) == NUM_CHOICES
-    assert found > 50
+    assert found > 25
 
 
 def test_the_right_choice_is_at_every_place_about_as_often():

@@ -27,3 +27,10 @@ def test_jaccard_is_shared_over_all():
     one, other = np.array([1, 2, 3], np.uint64), np.array([2, 3, 4], np.uint64)
     assert jaccard(one, other) == 0.5
     assert jaccard(one, np.empty(0, np.uint64)) == 0.0
+
+
+def test_rolling_ngram_hashes_equal_those_of_each_run_alone():
+    hashes = word_hashes([f"w{i % 37}" for i in range(300)])
+    for size in (1, 5, 13):
+        alone = [ngram_hashes(hashes[i : i + size], size)[0] for i in range(300 - size + 1)]
+        assert ngram_hashes(hashes, size).tolist() == alone

@@ -1,3 +1,4 @@
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,18 +25,17 @@ def test_chunked_attention_equals_attention_in_one_piece(monkeypatch):
     attention = layers.Attention(TINY, jax.random.key(0))
     x = jax.random.normal(jax.random.key(1), (2, 24, 16))
     segments = jnp.asarray(np.repeat([[0, 1, 2]], 2, axis=0).repeat(8, axis=1))
-    whole = attention(x, segments)
+    whole = eqx.filter_jit(attention)(x, segments)
     monkeypatch.setattr(layers, "QUERY_CHUNK", 7)
-    np.testing.assert_allclose(attention(x, segments), whole, atol=1e-6)
+    chunked = eqx.filter_jit(lambda *args: attention(*args))(x, segments)
+    np.testing.assert_allclose(chunked, whole, atol=1e-6)
 
 
 def test_rotary_scores_depend_on_distance_only():
     q, k = jax.random.normal(jax.random.key(0), (2, 1, 1, 1, 8))
 
     def score(i: int, j: int) -> float:
-        turned = [
-            layers.rope(x, jnp.array([[place]]), 10_000.0) for x, place in ((q, i), (k, j))
-        ]
+        turned = [layers.rope(x, jnp.array([[place]]), 10_000.0) for x, place in ((q, i), (k, j))]
         return float(jnp.vdot(*turned))
 
     assert score(3, 1) == pytest.approx(score(13, 11), abs=1e-5)

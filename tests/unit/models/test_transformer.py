@@ -1,5 +1,6 @@
 import dataclasses
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,12 +18,23 @@ def model() -> Transformer:
     return with_router_bias(plain, 0.1 * jax.random.normal(jax.random.key(1), (2, 4)))
 
 
+@eqx.filter_jit
+def read(model: Transformer, ids, segments=None):
+    hidden, stats = model(ids, segments)
+    return hidden, stats, model.logits(hidden)
+
+
+@eqx.filter_jit
+def decode(model: Transformer, ids, places, cache):
+    return model.decode(ids, places, places >= 0, cache)
+
+
 def tokens(seed: int, rows: int = 2) -> jax.Array:
     return jax.random.randint(jax.random.key(seed), (rows, 24), 0, VOCAB)
 
 
 def logits(model: Transformer, ids, segments=None):
-    return model.logits(model(ids, segments)[0])
+    return read(model, ids, segments)[2]
 
 
 def test_the_future_does_not_leak(model):
@@ -51,19 +63,19 @@ def test_a_document_reads_the_same_alone_and_packed(model):
 
 def test_decoding_with_a_cache_equals_reading_the_whole_row(model):
     ids = tokens(0)
-    whole, _ = model(ids)
+    whole = read(model, ids)[0]
     cache = model.empty_cache(2, 24)
     places = jnp.broadcast_to(jnp.arange(24), (2, 24))
-    hidden, cache = model.decode(ids[:, :20], places[:, :20], places[:, :20] >= 0, cache)
+    hidden, cache = decode(model, ids[:, :20], places[:, :20], cache)
     np.testing.assert_allclose(hidden, whole[:, :20], atol=1e-5)
     for place in range(20, 24):
         at = slice(place, place + 1)
-        hidden, cache = model.decode(ids[:, at], places[:, at], places[:, at] >= 0, cache)
+        hidden, cache = decode(model, ids[:, at], places[:, at], cache)
         np.testing.assert_allclose(hidden, whole[:, at], atol=1e-5)
 
 
 def test_the_statistics_are_stacked_over_layers(model):
-    _, stats = model(tokens(0))
+    stats = read(model, tokens(0))[1]
     assert stats["load"].shape == (2, 4)
     assert stats["entropy"].shape == (2,)
     np.testing.assert_array_equal(stats["bias"], router_bias(model))

@@ -102,7 +102,8 @@ def test_a_failed_write_surfaces_at_the_next_step_and_names_the_last_durable_one
 
 
 def test_a_failed_last_write_fails_the_run(model, tmp_path):
-    with pytest.raises(StageError, match="could not be written"), Saver(
-        str(tmp_path), failing_at(10)
-    ) as saver:
+    with (
+        pytest.raises(StageError, match="could not be written"),
+        Saver(str(tmp_path), failing_at(10)) as saver,
+    ):
         saver.save(10, model, {})

@@ -26,13 +26,13 @@ def plain(hidden, head, targets, weights, z_loss_weight):
 def test_the_chunked_loss_equals_the_plain_one_in_value_and_gradient(monkeypatch):
     monkeypatch.setattr(loss, "CHUNK", 7)
     hidden, head, targets, weights = arguments()
-    grad = jax.value_and_grad(plain, argnums=(0, 1))
+    grad = jax.jit(jax.value_and_grad(plain, argnums=(0, 1)))
     want, want_grads = grad(hidden, head, targets, weights, 0.1)
 
     def scaled(hidden, head):
         return 3 * loss.token_loss(hidden, head, targets, weights, 0.1).loss
 
-    got, got_grads = jax.value_and_grad(scaled, argnums=(0, 1))(hidden, head)
+    got, got_grads = jax.jit(jax.value_and_grad(scaled, argnums=(0, 1)))(hidden, head)
     assert float(got) == pytest.approx(3 * float(want), rel=1e-5)
     for one, other in zip(got_grads, want_grads, strict=True):
         np.testing.assert_allclose(one, 3 * other, rtol=1e-4, atol=1e-5)

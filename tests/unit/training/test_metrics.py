@@ -1,7 +1,6 @@
 import sys
 import types
-
-import pytest
+import warnings
 
 from marin_dagster.training.metrics import MetricsLog, WandbMirror, read_metrics
 
@@ -42,8 +41,9 @@ def test_an_outage_of_the_tracker_is_one_warning(tmp_path, monkeypatch):
         init=refuse, Settings=dict, errors=types.SimpleNamespace(Error=Unreachable)
     )
     monkeypatch.setitem(sys.modules, "wandb", stub)
-    with pytest.warns(UserWarning, match="connection refused") as caught:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
         mirror = WandbMirror("online", str(tmp_path), "x", {})
         mirror.log({"step": 1})
         mirror.finish()
-    assert len(caught) == 1
+    assert ["connection refused" in str(warning.message) for warning in caught] == [True]

@@ -20,6 +20,12 @@ def code_digests(cls: type) -> dict[str, str]:
     return dict(sorted(_closure(cls.__module__)[0]))
 
 
+def code_digest(cls: type) -> str:
+    """Eight hex digits that name all of that code together."""
+    text = "\n".join(f"{name} {digest}" for name, digest in code_digests(cls).items())
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
 @functools.lru_cache(maxsize=256)
 def library_versions(cls: type) -> dict[str, str]:
     """Returns {distribution: version} of the libraries that those modules import."""

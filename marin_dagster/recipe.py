@@ -93,7 +93,7 @@ class Context(Protocol):
 
     @property
     def work(self) -> str:
-        """Local folder that survives a failed attempt of the same fingerprint."""
+        """Local folder that survives a failed attempt of the same recipe and code."""
         ...
 
     @property

@@ -17,6 +17,7 @@ from marin_dagster.attempt import (
     process_is_gone,
     start_attempt,
 )
+from marin_dagster.code import code_digest
 from marin_dagster.plan import DAMAGED, REUSE, Judgement, describe, judge
 from marin_dagster.recipe import Placement, Recipe, StageError, Summary
 from marin_dagster.record import RECORD, Record
@@ -329,12 +330,13 @@ class BuildContext:
         folder = store.folder(recipe)
         number = f"{attempt.info.number:04d}"
         self._clear_leftovers(folder)
+        identity = f"{recipe.fingerprint}-{code_digest(type(recipe))}"  # what resume may trust
         if store.storage.local:
             self.out = store.storage.full(f"{folder}/{number}")
-            self.work = store.storage.full(f"{folder}/.work/{recipe.fingerprint}")
+            self.work = store.storage.full(f"{folder}/.work/{identity}")
         else:
             self.out = tempfile.mkdtemp(prefix="marin-out-")
-            self.work = os.path.join(store._cache, "work", folder, recipe.fingerprint)
+            self.work = os.path.join(store._cache, "work", folder, identity)
         os.makedirs(self.out, exist_ok=True)
         os.makedirs(self.work, exist_ok=True)
 

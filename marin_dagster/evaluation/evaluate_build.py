@@ -111,7 +111,7 @@ def _run_tasks(
             split: [os.path.basename(path) for path in paths]
             for split, paths in files[name].data_files.items()
         }
-        settings.pop("config_source", None)
+        settings["metadata"].pop("config_source", None)  # a path of this machine
         settings["dataset_kwargs"] = {**files[name].options, "data_files": relative}
     return kept
 

@@ -7,7 +7,7 @@ from marin_dagster.data.crawl import Crawl
 from marin_dagster.data.decontaminate import Decontaminate
 from marin_dagster.data.dedup import Deduplicate
 from marin_dagster.data.examples import ExampleDocuments
-from marin_dagster.data.filter import FilterDocuments, GopherRepetition, MinWords
+from marin_dagster.data.filter import FilterDocuments, MinWords
 from marin_dagster.data.html import ExtractText
 from marin_dagster.data.quality import TrainClassifier
 from marin_dagster.data.raw import StoryConversations, StoryTasks
@@ -50,7 +50,7 @@ def experiment(version: str) -> tuple[Recipe, ...]:
         **base,
         documents=text,
         languages=("en",),
-        rules=(MinWords(words=50), GopherRepetition()),
+        rules=(MinWords(words=50),),
         classifier=classifier,
         min_quality=0.5,
     )

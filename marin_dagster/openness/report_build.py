@@ -129,11 +129,13 @@ def _warnings(records: Mapping[str, Record]) -> list[str]:
     }
     if len(commits) > 1:
         lines.append(f"The artifacts were built from {len(commits)} different commits.")
+    changing = [address for address in records if address.endswith(f"@{DEV}")]
+    dirty = [a for a, r in records.items() if (r.provenance.get("git") or {}).get("dirty")]
+    if changing:
+        lines.append(f"Development versions, which can change: {', '.join(changing)}.")
+    if dirty:
+        lines.append(f"Built from a checkout with uncommitted changes: {', '.join(dirty)}.")
     for address, record in records.items():
-        if address.endswith(f"@{DEV}"):
-            lines.append(f"{address} is a development version and can change.")
-        if (record.provenance.get("git") or {}).get("dirty"):
-            lines.append(f"{address} was built from a checkout with uncommitted changes.")
         for item in record.inputs:
             now = records.get(item.address)
             if now is not None and now.digest != item.digest:

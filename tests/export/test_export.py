@@ -1,0 +1,89 @@
+"""The exported folder is what `transformers` needs, and a wrong one is refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import transformers
+
+from marin_dagster.data.tokenizer import count_control_spellings
+from marin_dagster.data.tokenizer_gate import odd_strings
+from marin_dagster.evaluation.export_build import hugging_face_tensors
+from marin_dagster.evaluation.export_check import compare_with_transformers
+from marin_dagster.posttraining.chat import render
+from marin_dagster.recipe import StageError
+from marin_dagster.training.checkpoint import to_host
+
+
+def test_logits_equal_ours(exported):
+    assert exported.summary.numbers["logits_checked"] is True
+    assert exported.summary.numbers["logits_max_difference"] <= 1e-4
+
+
+def test_every_value_of_the_model_is_in_the_file_once(exported):
+    tensors = safetensors.numpy.load_file(f"{exported.folder}/model.safetensors")
+    ours = np.concatenate([t.ravel() for t in to_host(exported.model).values()])
+    theirs = np.concatenate([t.ravel() for t in tensors.values()])
+    np.testing.assert_array_equal(np.sort(ours), np.sort(theirs))
+
+
+def test_a_tensor_without_a_place_is_named(exported):
+    with pytest.raises(StageError, match=r"'layers\.0\.moe\.extra' has no place"):
+        hugging_face_tensors({"layers.0.moe.extra": np.zeros(3)})
+
+
+@pytest.mark.parametrize("change", ["drop", "swap", "bias"])
+def test_a_damaged_export_is_refused(exported, tmp_path, change):
+    for file in Path(exported.folder).iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    path = tmp_path / "model.safetensors"
+    tensors = safetensors.numpy.load_file(path)
+    gate, up = (f"model.layers.0.mlp.experts.1.{name}_proj.weight" for name in ("gate", "up"))
+    if change == "drop":
+        del tensors["model.norm.weight"]
+    elif change == "swap":
+        tensors[gate], tensors[up] = tensors[up], tensors[gate]
+    else:
+        tensors["model.layers.0.mlp.gate.e_score_correction_bias"] *= 0
+    safetensors.numpy.save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(StageError, match=r"could not place every tensor|logits of the export"):
+        compare_with_transformers(str(tmp_path), exported.model, exported.tokenizer)
+
+
+def test_the_configuration_keeps_stop_tokens_and_rope_base(exported):
+    config = transformers.AutoConfig.from_pretrained(exported.folder)
+    generation = transformers.GenerationConfig.from_pretrained(exported.folder)
+    assert generation.eos_token_id == config.eos_token_id == [2, 7]
+    assert (generation.pad_token_id, generation.bos_token_id) == (3, 1)
+    stored = json.loads(Path(exported.folder, "config.json").read_text())
+    assert stored["rope_theta"] == stored["rope_parameters"]["rope_theta"] == 10_000.0
+    assert config.rope_parameters["rope_theta"] == 10_000.0
+
+
+def test_auto_tokenizer_gives_our_ids(exported):
+    loaded = transformers.AutoTokenizer.from_pretrained(exported.folder)
+    assert (loaded.bos_token_id, loaded.eos_token_id, loaded.pad_token_id) == (1, 2, 3)
+    assert len(loaded) == exported.tokenizer.vocab_size
+    for text in odd_strings():
+        if not count_control_spellings(text):
+            ids = exported.tokenizer.encode(text)
+            assert loaded.encode(text, add_special_tokens=False) == ids
+            assert loaded.decode([1, *ids, 2], skip_special_tokens=True) == text
+
+
+def test_the_chat_template_equals_render(exported):
+    loaded = transformers.AutoTokenizer.from_pretrained(exported.folder)
+    messages = [
+        {"role": "user", "content": "\n hi  "},
+        {"role": "assistant", "content": " yes\n"},
+        {"role": "user", "content": ""},
+        {"role": "assistant", "content": "{% raw %}<b>&amp;"},
+    ]
+    ids, weights = render(messages, exported.tokenizer)
+    found = loaded.apply_chat_template(
+        messages, return_dict=True, return_assistant_tokens_mask=True
+    )
+    assert found["input_ids"] == ids
+    assert found["assistant_masks"] == weights

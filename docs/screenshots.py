@@ -11,6 +11,7 @@ run that it launches from the UI: the partition `--launch`, an artifact that is 
 
 import argparse
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -21,11 +22,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support import expected_conditions as expected
@@ -40,6 +43,12 @@ FLAGS = (
 START_SECONDS = 180  # dagster dev, with a slow first import
 PAGE_SECONDS = 60
 RUN_SECONDS = 300
+RUNS_QUERY = """
+{ runsOrError(limit: 20) { ... on Runs {
+    results { runId status assetSelection { path } }
+} } }
+"""
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback needs no proxy
 GROUPS = ("data", "training", "evaluation", "science", "targets")
 
 
@@ -90,10 +99,13 @@ class Camera:
         """Clicks by script: an animation may cover the element for a moment."""
         self.driver.execute_script("arguments[0].click()", self.wait(xpath))
 
-    def gone(self, xpath: str, seconds: float = PAGE_SECONDS) -> None:
-        WebDriverWait(self.driver, seconds, poll_frequency=0.2).until(
-            expected.invisibility_of_element_located((By.XPATH, xpath))
-        )
+    def runs(self) -> list[dict[str, Any]]:
+        """The latest runs, newest first, as the server knows them."""
+        body = json.dumps({"query": RUNS_QUERY}).encode()
+        head = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self._url}/graphql", body, head)
+        with DIRECT.open(request, timeout=30) as answer:
+            return json.load(answer)["data"]["runsOrError"]["results"]
 
     def settle(self) -> None:
         """Waits until the page looks the same twice: drawings and animations have ended."""
@@ -114,31 +126,66 @@ class Camera:
 
 
 def lineage(camera: Camera) -> None:
-    """The whole graph, with its groups expanded."""
+    """The whole graph, with its groups expanded and the navigation hidden."""
+    groups = ",".join(f"global@global:{group}" for group in GROUPS)
+    camera.driver.set_window_size(2200, 1400)
     camera.open("/asset-groups")
-    camera.wait("//*[contains(@class, 'bp5-spinner')] | //*[text()='checkpoints']")
-    camera.settle()
+    camera.click("//*[text()='Hide navigation']")
+    camera.open(f"/asset-groups?expanded={quote(groups, safe='')}")
+    camera.wait("//*[name()='svg']//*[text()='checkpoints']")
     camera.shoot("lineage")
+    camera.driver.set_window_size(1600, 1100)
 
 
 def partition(camera: Camera, stage: str, key: str) -> None:
     """One partition's page: numbers, plots, links to the inputs."""
+    camera.driver.set_window_size(1600, 1600)
     camera.open(f"/assets/{stage}?view=partitions&partition={quote(key, safe='')}")
     camera.wait("//*[text()='fingerprint']")
     camera.shoot("partition")
+    camera.driver.set_window_size(1600, 1100)
 
 
 def launch(camera: Camera, target: str) -> None:
-    """Materializes a partition of `build` by hand, and its run once it has succeeded."""
+    """Materializes a partition of `build` by hand; its run, once it has succeeded."""
+    known = {run["runId"] for run in camera.runs()}
     camera.open("/assets/build?view=partitions")
     camera.click("//button[contains(., 'Materialize')]")
-    camera.settle()
+    camera.wait("//*[contains(text(), 'Select a partition')]").click()
+    camera.wait("//input[@placeholder='Filter partitions']").send_keys(target)
+    camera.click(f"//span[text()='{target}']")
+    webdriver.ActionChains(camera.driver).send_keys(Keys.ESCAPE).perform()
+    title = camera.wait("//*[contains(text(), 'Launch runs to materialize')]")
+    webdriver.ActionChains(camera.driver).move_to_element(title).perform()
     camera.shoot("materialize")
+    camera.click("//button[contains(., 'Launch 1 run')]")
+    camera.open(f"/runs/{_finished_run(camera, known)}")
+    camera.wait("//*[text()='Success']")
+    camera.shoot("run")
+
+
+def _finished_run(camera: Camera, known: set[str]) -> str:
+    """The id of the run of `build` that was launched after the `known` ones."""
+    deadline = time.monotonic() + RUN_SECONDS
+    while time.monotonic() < deadline:
+        new = [
+            run
+            for run in camera.runs()
+            if run["runId"] not in known and {"path": ["build"]} in run["assetSelection"]
+        ]
+        if new and new[-1]["status"] == "SUCCESS":
+            return new[-1]["runId"]
+        if new and new[-1]["status"] in ("FAILURE", "CANCELED"):
+            sys.exit(f"run {new[-1]['runId']} ended as {new[-1]['status']}; look at it in the UI")
+        time.sleep(1)
+    sys.exit(f"the run launched from the UI did not end within {RUN_SECONDS} s")
 
 
 def checks(camera: Camera, stage: str) -> None:
+    """The checks of an asset, with the one that tells drift in front."""
     camera.open(f"/assets/{stage}?view=checks")
-    camera.wait("//*[text()='up_to_date']")
+    camera.click("//*[text()='up_to_date']")
+    camera.wait("//*[contains(text(), 'those that the artifact was made with')]")
     camera.shoot("checks")
 
 
@@ -195,13 +242,12 @@ def dagster_dev(port: int) -> Iterator[str]:
 
 
 def _await_answer(url: str, server: subprocess.Popen) -> None:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if server.poll() is not None:
             sys.exit(f"dagster dev ended with exit code {server.returncode}")
         with contextlib.suppress(urllib.error.URLError, OSError):
-            opener.open(url, timeout=5).close()
+            DIRECT.open(url, timeout=5).close()
             return
         time.sleep(0.5)
     sys.exit(f"dagster dev did not answer at {url} within {START_SECONDS} s")

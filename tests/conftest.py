@@ -21,6 +21,9 @@ def _install_toys() -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
 
 
+# The tests compile many small programs and run each briefly.
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
 _install_toys()
 
 

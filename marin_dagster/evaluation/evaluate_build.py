@@ -98,7 +98,7 @@ def _run_tasks(
         fewshot_as_multiturn=adapter.chat,
     )
     assert results is not None
-    kept = dict(results)
+    kept: dict[str, Any] = dict(results)
     samples = kept.pop("samples")
     for name, rows in samples.items():
         with open(os.path.join(ctx.out, f"samples_{name}.jsonl"), "w", encoding="utf-8") as file:

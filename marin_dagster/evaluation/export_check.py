@@ -34,9 +34,10 @@ def compare_with_transformers(
     import transformers
 
     _check_ids(transformers.AutoTokenizer.from_pretrained(folder), tokenizer)
-    loaded, info = transformers.AutoModelForCausalLM.from_pretrained(
+    found: Any = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, output_loading_info=True
     )
+    loaded, info = found
     faults = {key: sorted(map(str, value)) for key, value in info.items() if value}
     if faults:
         raise StageError(
@@ -48,7 +49,7 @@ def compare_with_transformers(
     )
     with torch.no_grad():
         theirs = loaded.eval()(input_ids=torch.from_numpy(prompts).long()).logits.numpy()
-    ours = np.asarray(_logits(in_float32(model), prompts))
+    ours = np.asarray(_logits(in_float32(model), jax.numpy.asarray(prompts)))
     difference = float(np.abs(ours - theirs).max())
     if not difference <= TOLERANCE:
         raise StageError(
@@ -60,7 +61,7 @@ def compare_with_transformers(
 
 
 @eqx.filter_jit
-def _logits(model: Transformer, prompts: np.ndarray) -> jax.Array:
+def _logits(model: Transformer, prompts: jax.Array) -> jax.Array:
     with jax.default_matmul_precision("highest"):
         return model.logits(model(prompts)[0])
 

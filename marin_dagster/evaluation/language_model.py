@@ -140,7 +140,8 @@ class JaxLanguageModel(TemplateLM):
         return score(self._model, requests, self._seq_len, self._batch_tokens, self._progress)
 
     def _prepare(self, request: Instance) -> tuple[list[int], list[str], int, float]:
-        context, options = request.args
+        arguments: Any = request.args
+        context, options = arguments
         until = options.get("until") or []
         limit = int(options.get("max_gen_toks", MAX_NEW_TOKENS))
         limit = min(limit, self._seq_len - 1)

@@ -74,7 +74,7 @@ def score(
     for start in range(0, len(rows), batch_size):
         batch = rows[start : start + batch_size]
         arrays, owners = _arrays(batch, batch_size, *shape)
-        found = [np.asarray(part) for part in _score(model, *arrays)]
+        found = [np.asarray(part) for part in _score(model, *map(jnp.asarray, arrays))]
         used = owners >= 0
         np.add.at(totals, owners[used], found[0][used])
         np.logical_and.at(greedy, owners[used], found[1][used])

@@ -49,7 +49,7 @@ def experiment(version: str) -> tuple[Recipe, ...]:
     filtered = FilterDocuments(
         **base,
         documents=text,
-        languages=("en",),
+        languages=("en", ""),  # "": the language is not clear
         rules=(MinWords(words=50),),
         classifier=classifier,
         min_quality=0.5,
@@ -85,12 +85,12 @@ def experiment(version: str) -> tuple[Recipe, ...]:
         validation=(heldout,),
         model=model,
         optimizer=OptimizerConfig(
-            learning_rate=3e-3, schedule=WarmupStableDecay(warmup_steps=20, decay_steps=100)
+            learning_rate=3e-3, schedule=WarmupStableDecay(warmup_steps=20, decay_steps=50)
         ),
-        num_steps=300,
+        num_steps=150,
         batch_size=16,
         seed=SEED,
-        steps_per_eval=100,
+        steps_per_eval=50,
         sample_prompts=("", "One day, a girl named"),
     )
     chats = TokenizeConversations(

@@ -1,2 +1,110 @@
-VERSIONS=("dev","2026.11.30")
-def experiment(version): return ()
+"""A small model on TinyStories: the hub's dataset, then the same road as every other corpus.
+
+Needs the network once, for `raw/tinystories`; everything after it is local.
+"""
+
+from marin_dagster.data.decontaminate import Decontaminate
+from marin_dagster.data.dedup import Deduplicate
+from marin_dagster.data.filter import FilterDocuments, GopherRepetition, MinWords
+from marin_dagster.data.raw import HubDataset, StoryConversations, StoryTasks
+from marin_dagster.data.tokenize import TokenizeConversations, TokenizeDocuments
+from marin_dagster.data.tokenizer import TrainTokenizer
+from marin_dagster.evaluation.evaluate import Evaluate
+from marin_dagster.evaluation.export import ExportHuggingFace
+from marin_dagster.kinds import Documents
+from marin_dagster.models.config import ModelConfig
+from marin_dagster.openness.report import ExperimentReport
+from marin_dagster.posttraining.sft import SupervisedFineTune
+from marin_dagster.recipe import Recipe
+from marin_dagster.training.optimizer import OptimizerConfig
+from marin_dagster.training.pretrain import Pretrain
+from marin_dagster.training.schedule import WarmupStableDecay
+
+VERSIONS = ("dev", "2026.11.30")
+SEED = 1
+
+MODEL = ModelConfig(
+    hidden_dim=128,
+    num_layers=4,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    expert_dim=128,
+    num_experts=8,
+    num_experts_per_token=2,
+    num_shared_experts=1,
+    seq_len=256,
+)
+
+
+def experiment(version: str) -> tuple[Recipe, ...]:
+    """The first 20,000 stories of Eldan and Li (https://arxiv.org/abs/2305.07759)."""
+    stories = HubDataset(
+        name="tinystories",
+        version=version,
+        repo="roneneldan/TinyStories",
+        revision="f54c09fd23315a6f9c86f9dc80f725de7d8f9c64",
+        max_documents=20_000,
+    )
+    return road(stories)
+
+
+def road(stories: Documents, *, vocab_size: int = 4_096, num_steps: int = 100) -> tuple[Recipe, ...]:
+    """From documents to a report, under the documents' name and version."""
+    base = {"name": stories.name, "version": stories.version}
+    nano = {"name": f"marin-nano-{stories.name}", "version": stories.version}
+    tasks = StoryTasks(name="story-tasks", version=stories.version, seed=SEED, num_examples=200)
+    filtered = FilterDocuments(
+        **base, documents=stories, rules=(MinWords(words=20), GopherRepetition())
+    )
+    clean = Decontaminate(
+        **base, documents=Deduplicate(**base, documents=filtered), tasks=(tasks,)
+    )
+    tokenizer = TrainTokenizer(**base, documents=(clean,), vocab_size=vocab_size)
+    split = {"documents": clean, "tokenizer": tokenizer, "validation_fraction": 0.02}
+    heldout = TokenizeDocuments(
+        name=f"{stories.name}-validation", version=stories.version, **split, split="validation"
+    )
+    checkpoint = Pretrain(
+        **nano,
+        tokenizer=tokenizer,
+        data=((TokenizeDocuments(**base, **split, split="train"), 1.0),),
+        validation=(heldout,),
+        model=MODEL,
+        optimizer=OptimizerConfig(
+            learning_rate=3e-3,
+            schedule=WarmupStableDecay(warmup_steps=20, decay_steps=num_steps // 3),
+        ),
+        num_steps=num_steps,
+        batch_size=16,
+        seed=SEED,
+        steps_per_eval=50,
+        sample_prompts=("", "Once upon a time"),
+    )
+    chats = TokenizeConversations(
+        name=f"{stories.name}-chats",
+        version=stories.version,
+        conversations=StoryConversations(
+            name="story-chats", version=stories.version, seed=SEED, num_conversations=2_000
+        ),
+        tokenizer=tokenizer,
+        seq_len=MODEL.seq_len,
+    )
+    chat_model = SupervisedFineTune(
+        **nano,
+        checkpoint=checkpoint,
+        tokenizer=tokenizer,
+        conversations=chats,
+        optimizer=OptimizerConfig(
+            learning_rate=1e-3, schedule=WarmupStableDecay(warmup_steps=10, decay_steps=30)
+        ),
+        num_steps=max(num_steps // 2, 1),
+        batch_size=16,
+        seed=SEED,
+        sample_questions=("Tell me a story about a red kite.",),
+    )
+    scores = Evaluate(
+        **nano, checkpoint=checkpoint, tokenizer=tokenizer, tasks=(tasks,), heldout=(heldout,)
+    )
+    export = ExportHuggingFace(**nano, checkpoint=chat_model, tokenizer=tokenizer)
+    return (ExperimentReport(**nano, targets=(scores, export)),)

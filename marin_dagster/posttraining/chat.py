@@ -6,7 +6,7 @@ what the assistant writes: its content and the `<|end|>` that closes its turn.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from marin_dagster.recipe import StageError
 
@@ -44,7 +44,7 @@ def role_piece(role: str) -> str:
 
 
 def render(
-    messages: Sequence[Mapping[str, str]], tokenizer: "TextTokenizer"
+    messages: Sequence[Mapping[str, Any]], tokenizer: "TextTokenizer"
 ) -> tuple[list[int], list[int]]:
     """Returns a conversation's ids, and for each id 1 when the assistant writes it, else 0."""
     ids, weights = [tokenizer.bos_id], [0]
@@ -56,7 +56,7 @@ def render(
     return ids, weights
 
 
-def render_prompt(messages: Sequence[Mapping[str, str]], tokenizer: "TextTokenizer") -> list[int]:
+def render_prompt(messages: Sequence[Mapping[str, Any]], tokenizer: "TextTokenizer") -> list[int]:
     """Returns the ids after which the assistant's next turn begins."""
     ids, _ = render(messages, tokenizer)
     return [*ids, tokenizer.token_id(role_piece("assistant"))]

@@ -68,7 +68,7 @@ def train(
         ctx.log(f"attempt {log.attempt} goes on after step {first}")
     mirror = WandbMirror(
         ctx.placement.wandb_mode,
-        os.path.join(ctx.work, "wandb"),
+        ctx.out,
         ctx.recipe.address,
         ctx.recipe.payload,
     )

@@ -4,7 +4,7 @@ Shapes: T tokens, D hidden, V vocabulary, C tokens of one chunk.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,15 +42,14 @@ def token_loss(
     weights = weights / jnp.maximum(weights.sum(), 1e-9)
     weights = jnp.pad(weights.reshape(-1), (0, short))
     shape = (-1, chunk)
-    loss, cross_entropy, z_loss = _chunked(
+    sums: Any = _chunked(
         flat.reshape(*shape, flat.shape[-1]),
         head,
         targets.reshape(shape),
         weights.reshape(shape),
         z_loss_weight,
     )
-    stop = jax.lax.stop_gradient
-    return Loss(loss, stop(cross_entropy), stop(z_loss))
+    return Loss(sums[0], *map(jax.lax.stop_gradient, sums[1:]))
 
 
 def _logits(hidden: Float[Array, "C D"], head: Float[Array, "D V"], targets: Int[Array, " C"]):

@@ -88,7 +88,7 @@ class WandbMirror:
                 mode="online" if mode == "online" else "offline",
                 settings=wandb.Settings(silent=True, init_timeout=30, console="off"),
             )
-        except (wandb.errors.Error, OSError, TimeoutError) as error:
+        except (wandb.Error, OSError, TimeoutError) as error:
             self._give_up(error)
 
     def log(self, row: Row) -> None:
@@ -98,7 +98,7 @@ class WandbMirror:
 
         try:
             self._run.log(row, step=row["step"])
-        except (wandb.errors.Error, OSError) as error:
+        except (wandb.Error, OSError) as error:
             self._give_up(error)
 
     def finish(self) -> None:
@@ -108,7 +108,7 @@ class WandbMirror:
 
         try:
             self._run.finish()
-        except (wandb.errors.Error, OSError) as error:
+        except (wandb.Error, OSError) as error:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:

@@ -3,7 +3,7 @@
 Shapes: L layers, E experts.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -14,6 +14,8 @@ from jaxtyping import Array, Float, Int
 from marin_dagster.models.transformer import Transformer, with_router_bias
 from marin_dagster.training.loss import token_loss
 from marin_dagster.training.optimizer import OptimizerConfig
+
+Arrays = Mapping[str, Any]  # NumPy or JAX arrays of a batch, by the names of its fields
 
 
 class State(NamedTuple):
@@ -32,11 +34,11 @@ def initial_state(model: Transformer, config: OptimizerConfig, num_steps: int) -
 
 def make_step(
     config: OptimizerConfig, num_steps: int, z_loss_weight: float
-) -> Callable[[State, dict[str, Array]], tuple[State, dict[str, Array]]]:
+) -> Callable[[State, Arrays], tuple[State, dict[str, Array]]]:
     """Compiles `step(state, batch) -> (state, metrics)`; it reuses the memory of its state."""
     transformation = config.make(num_steps)
 
-    def loss_of(model: Transformer, batch: dict[str, Array]):
+    def loss_of(model: Transformer, batch: Arrays):
         hidden, stats = model(batch["tokens"], batch["segment_ids"])
         loss = token_loss(
             hidden, model.head, batch["targets"], batch["loss_weights"], z_loss_weight
@@ -44,7 +46,7 @@ def make_step(
         return loss.loss, (loss, stats)
 
     @eqx.filter_jit(donate="all-except-first")
-    def step(batch: dict[str, Array], state: State):
+    def step(batch: Arrays, state: State):
         grad_of = eqx.filter_value_and_grad(loss_of, has_aux=True)
         (_, (loss, stats)), grads = grad_of(state.model, batch)
         params = eqx.filter(state.model, eqx.is_array)
@@ -81,7 +83,7 @@ def router_metrics(stats: dict[str, Array]) -> dict[str, Array]:
 
 
 @eqx.filter_jit
-def evaluation_sums(model: Transformer, batch: dict[str, Array]) -> tuple[Array, Array, Array]:
+def evaluation_sums(model: Transformer, batch: Arrays) -> tuple[Array, Array, Array]:
     """Returns the weighted nats of a batch, its weight, and the load of every expert."""
     hidden, stats = model(batch["tokens"], batch["segment_ids"])
     loss = token_loss(hidden, model.head, batch["targets"], batch["loss_weights"])

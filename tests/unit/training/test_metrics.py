@@ -37,9 +37,7 @@ def test_an_outage_of_the_tracker_is_one_warning(tmp_path, monkeypatch):
     def refuse(**_):
         raise Unreachable("connection refused")
 
-    stub = types.SimpleNamespace(
-        init=refuse, Settings=dict, errors=types.SimpleNamespace(Error=Unreachable)
-    )
+    stub = types.SimpleNamespace(init=refuse, Settings=dict, Error=Unreachable)
     monkeypatch.setitem(sys.modules, "wandb", stub)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

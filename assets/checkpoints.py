@@ -6,6 +6,8 @@ checkpoints = stage_asset(
     "checkpoints",
     group="training",
     kinds={"jax", "equinox", "optax"},
-    description="""A mixture-of-experts model with shared and routed experts, pretrained on weighted token
-caches. Watch loss, gradient norm, routing and throughput.""",
+    description=(
+        "A mixture-of-experts model with shared and routed experts, pretrained on weighted "
+        "token caches. Watch loss, gradient norm, routing and throughput."
+    ),
 )

@@ -6,5 +6,5 @@ decontaminated = stage_asset(
     "decontaminated",
     group="data",
     kinds={"xxhash"},
-    description="""Documents that share no passage with the evaluation sets in use.""",
+    description="Documents that share no passage with the evaluation sets in use.",
 )

@@ -6,6 +6,8 @@ deduped = stage_asset(
     "deduped",
     group="data",
     kinds={"datatrove"},
-    description="""One of each: exact copies and near-copies (MinHash, verified by real overlap) are
-removed, with the kept document as evidence.""",
+    description=(
+        "One of each: exact copies and near-copies (MinHash, verified by real overlap) are "
+        "removed, with the kept document as evidence."
+    ),
 )

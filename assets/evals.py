@@ -6,6 +6,8 @@ evals = stage_asset(
     "evals",
     group="evaluation",
     kinds={"lm_eval", "jax"},
-    description="""Scores on local tasks (lm-evaluation-harness), and loss and bits per byte on text that the
-model never saw.""",
+    description=(
+        "Scores on local tasks (lm-evaluation-harness), and loss and bits per byte on text "
+        "that the model never saw."
+    ),
 )

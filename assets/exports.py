@@ -6,5 +6,7 @@ exports = stage_asset(
     "exports",
     group="evaluation",
     kinds={"huggingface"},
-    description="""A folder that transformers loads: safetensors, tokenizer, chat template; logits checked.""",
+    description=(
+        "A folder that transformers loads: safetensors, tokenizer, chat template; logits checked."
+    ),
 )

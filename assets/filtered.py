@@ -6,6 +6,8 @@ filtered = stage_asset(
     "filtered",
     group="data",
     kinds={"datatrove"},
-    description="""The documents that pass the rules and the classifier; what each rule dropped, and
-examples.""",
+    description=(
+        "The documents that pass the rules and the classifier; what each rule dropped, and "
+        "examples."
+    ),
 )

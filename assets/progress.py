@@ -37,9 +37,7 @@ def reporter(context: dg.AssetExecutionContext, address: str):
     started = time.monotonic()
     last_logged = started
 
-    def report(
-        done: float, total: float | None, unit: str, metrics: Mapping[str, float]
-    ) -> None:
+    def report(done: float, total: float | None, unit: str, metrics: Mapping[str, float]) -> None:
         nonlocal last_logged
         now = time.monotonic()
         line = progress_line(done, total, unit, metrics, now - started)

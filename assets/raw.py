@@ -6,6 +6,8 @@ raw = stage_asset(
     "raw",
     group="data",
     kinds={"huggingface"},
-    description="""Documents, conversations and evaluation tasks as they come: a Hugging Face dataset at a
-pinned revision, or local files.""",
+    description=(
+        "Documents, conversations and evaluation tasks as they come: a Hugging Face dataset "
+        "at a pinned revision, or local files."
+    ),
 )

@@ -6,5 +6,5 @@ reports = stage_asset(
     "reports",
     group="science",
     kinds={"html"},
-    description="""One self-contained page: lineage, counts, curves, scores, samples.""",
+    description="One self-contained page: lineage, counts, curves, scores, samples.",
 )

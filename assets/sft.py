@@ -6,5 +6,5 @@ sft = stage_asset(
     "sft",
     group="training",
     kinds={"jax", "equinox", "optax"},
-    description="""The model, taught to chat: the loss is on the assistant's tokens only.""",
+    description="The model, taught to chat: the loss is on the assistant's tokens only.",
 )

@@ -6,6 +6,8 @@ text = stage_asset(
     "text",
     group="data",
     kinds={"trafilatura"},
-    description="""The main text of every page, without menus, adverts and footers; every page is accounted
-for.""",
+    description=(
+        "The main text of every page, without menus, adverts and footers; every page is "
+        "accounted for."
+    ),
 )

@@ -6,6 +6,8 @@ tokenized = stage_asset(
     "tokenized",
     group="data",
     kinds={"numpy"},
-    description="""Token ids, ready to be read by training at random; read back and compared before they
-are committed.""",
+    description=(
+        "Token ids, ready to be read by training at random; read back and compared before "
+        "they are committed."
+    ),
 )

@@ -6,6 +6,8 @@ tokenizers = stage_asset(
     "tokenizers",
     group="data",
     kinds={"sentencepiece"},
-    description="""A byte-pair tokenizer with byte fallback, trained here; every text comes back byte for
-byte.""",
+    description=(
+        "A byte-pair tokenizer with byte fallback, trained here; every text comes back byte "
+        "for byte."
+    ),
 )

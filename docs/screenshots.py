@@ -56,6 +56,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--key", default="quickstart@dev", help="partition to show")
     parser.add_argument("--stage", default="checkpoints", help="its asset")
+    parser.add_argument("--checks", default="raw", help="asset whose checks are shown")
     parser.add_argument("--launch", default="raw/story-tasks@dev", help="partition of build to run")
     parser.add_argument("--report", default="reports/quickstart@dev", help="report; '' for none")
     parser.add_argument("--port", type=int, default=3217)
@@ -67,7 +68,7 @@ def main() -> None:
         lineage(camera)
         partition(camera, options.stage, options.key)
         launch(camera, options.launch)
-        checks(camera, options.stage)
+        checks(camera, options.checks)
         if options.report:
             report(camera, options.report)
 

@@ -43,10 +43,7 @@ def build_in_parallel():
 def submit_backfill(instance: dg.DagsterInstance, target: str, steps: list[Step]) -> str:
     """Queues one backfill and returns its id. Dagster has no public function for this."""
     subset = AssetGraphSubset.from_asset_partition_set(
-        {
-            AssetKeyPartitionKey(dg.AssetKey(step.recipe.stage), step.recipe.key)
-            for step in steps
-        },
+        {AssetKeyPartitionKey(dg.AssetKey(step.recipe.stage), step.recipe.key) for step in steps},
         asset_graph=dg.Definitions(assets=ASSETS).resolve_asset_graph(),
     )
     backfill = PartitionBackfill.from_asset_graph_subset(

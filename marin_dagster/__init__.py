@@ -1,1 +1,1 @@
-"""An open laboratory for language models: recipes become artifacts, artifacts carry their record."""
+"""An open laboratory for language models: recipes become artifacts with a record."""

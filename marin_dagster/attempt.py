@@ -107,9 +107,7 @@ class Attempt:
 
     def _save_log(self) -> None:
         text = "".join(f"{line}\n" for line in list(self._lines))
-        self._storage.write(
-            log_path(self._folder, self.info.number), text.encode(errors="replace")
-        )
+        self._storage.write(log_path(self._folder, self.info.number), text.encode(errors="replace"))
 
     def _end(self, state: str, reason: str | None, message: str | None) -> None:
         self._write(

@@ -107,4 +107,6 @@ def _drop_docstring(node: ast.AST) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _distributions() -> dict[str, list[str]]:
-    return {name: list(found) for name, found in importlib.metadata.packages_distributions().items()}
+    return {
+        name: list(found) for name, found in importlib.metadata.packages_distributions().items()
+    }

@@ -162,7 +162,10 @@ def _with_costs(store: Store, steps: dict[str, Step]) -> dict[str, Step]:
             sizes[address] = record.size_bytes
     found = {}
     for address, step in steps.items():
-        known = {item.address: sizes[item.address] for item in step.recipe.inputs
-                 if item.address in sizes}
+        known = {
+            item.address: sizes[item.address]
+            for item in step.recipe.inputs
+            if item.address in sizes
+        }
         found[address] = replace(step, cost=step.recipe.cost(known)) if step.runs else step
     return found

@@ -100,17 +100,15 @@ def summary_from(data: Mapping[str, Any]) -> Summary:
 
 
 def manifest(folder: str) -> tuple[File, ...]:
-    """Lists the files below a local folder with their SHA-256; dot-files are left out."""
+    """Lists the files below a local folder with their SHA-256; dot-files and links are left out."""
     files = []
     for root, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
-            if not name.startswith("."):
-                path = Path(root, name)
+            path = Path(root, name)
+            if not name.startswith(".") and not path.is_symlink():
                 relative = path.relative_to(folder).as_posix()
-                files.append(
-                    File(path=relative, bytes=path.stat().st_size, sha256=sha256_of(path))
-                )
+                files.append(File(path=relative, bytes=path.stat().st_size, sha256=sha256_of(path)))
     return tuple(sorted(files, key=lambda file: file.path))
 
 
@@ -155,7 +153,11 @@ def _git() -> dict[str, Any] | None:
 
     def ask(*words: str) -> str:
         done = subprocess.run(
-            ["git", "-C", str(where), *words], capture_output=True, text=True, timeout=20, check=True
+            ["git", "-C", str(where), *words],
+            capture_output=True,
+            text=True,
+            timeout=20,
+            check=True,
         )
         return done.stdout.strip()
 

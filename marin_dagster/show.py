@@ -91,8 +91,8 @@ def artifact_lines(store: Store, recipe: Recipe) -> Iterator[str]:
     counts = record.summary.counts
     if counts is not None:
         yield f"  {counts.unit}: read {counts.read:,} = kept {counts.kept:,}" + "".join(
-            f" + {reason} {number:,}" for reason, number in (*counts.dropped.items(),
-                                                             *counts.errors.items())
+            f" + {reason} {number:,}"
+            for reason, number in (*counts.dropped.items(), *counts.errors.items())
         )
     for name, value in record.summary.numbers.items():
         yield f"    {name} = {value:.6g}" if isinstance(value, float) else f"    {name} = {value}"
@@ -128,7 +128,9 @@ def _attempt_lines(store: Store, recipe: Recipe) -> Iterator[str]:
 
 def _who(record: Record) -> str:
     git = record.provenance.get("git")
-    commit = f" at {git['commit'][:10]}{' with local changes' if git['dirty'] else ''}" if git else ""
+    commit = (
+        f" at {git['commit'][:10]}{' with local changes' if git['dirty'] else ''}" if git else ""
+    )
     return f"{record.provenance.get('user')} on {record.provenance.get('host')}{commit}"
 
 

@@ -34,9 +34,10 @@ class Storage:
     def read(self, path: str) -> bytes | None:
         """The content, or None when there is no such file."""
         try:
-            return self.fs.cat_file(self.full(path))
+            content = self.fs.cat_file(self.full(path))
         except (FileNotFoundError, NotADirectoryError):
             return None
+        return content.encode() if isinstance(content, str) else content
 
     def write(self, path: str, content: bytes) -> None:
         full = self.full(path)

@@ -91,7 +91,7 @@ class Inbox:
 
 
 class LauncherResource(dg.ConfigurableResource):
-    """Runs a recipe in a worker process; the protocol has room for Slurm, Kubernetes and TPU VMs."""
+    """Runs a recipe in a worker process on this machine."""
 
     grace_seconds: float = 10.0
 

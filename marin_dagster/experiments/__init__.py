@@ -65,4 +65,6 @@ def unknown_target(target: str, known: Iterable[str]) -> str:
     known = sorted(known)
     near = difflib.get_close_matches(target, known, n=3, cutoff=0.4)
     hint = f"did you mean {' or '.join(near)}?" if near else "`marin status` lists all"
-    return f"target={target!r} is not an artifact of any experiment (write stage/name@version); {hint}"
+    return (
+        f"target={target!r} is not an artifact of any experiment (write stage/name@version); {hint}"
+    )

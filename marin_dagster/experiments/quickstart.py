@@ -3,6 +3,8 @@
 The site is served on loopback while it is crawled, so this needs no network and no account.
 """
 
+from typing import Any, Literal
+
 from marin_dagster.data.crawl import Crawl
 from marin_dagster.data.decontaminate import Decontaminate
 from marin_dagster.data.dedup import Deduplicate
@@ -30,7 +32,7 @@ SEED = 1
 
 def experiment(version: str) -> tuple[Recipe, ...]:
     """From the crawl to the report."""
-    base = {"name": "quickstart", "version": version}
+    base: dict[str, Any] = {"name": "quickstart", "version": version}
 
     # What evaluation will ask, fixed first, so that the data can be cleaned of it.
     tasks = StoryTasks(name="story-tasks", version=version, seed=SEED, num_examples=200)
@@ -39,7 +41,9 @@ def experiment(version: str) -> tuple[Recipe, ...]:
     site = GeneratedSite(
         host="stories.test", seed=SEED, num_pages=450, stories_per_page=10, num_leaked=9
     )
-    pages = Crawl(**base, seeds=("http://stories.test/",), sites=(site,), max_pages=1_200, max_depth=50)
+    pages = Crawl(
+        **base, seeds=("http://stories.test/",), sites=(site,), max_pages=1_200, max_depth=50
+    )
     text = ExtractText(**base, pages=pages)
     classifier = TrainClassifier(
         **base,
@@ -59,7 +63,11 @@ def experiment(version: str) -> tuple[Recipe, ...]:
 
     # From documents to tokens.
     tokenizer = TrainTokenizer(**base, documents=(clean,), vocab_size=2_048)
-    split = {"documents": clean, "tokenizer": tokenizer, "validation_fraction": 0.05}
+    split: dict[str, Any] = {
+        "documents": clean,
+        "tokenizer": tokenizer,
+        "validation_fraction": 0.05,
+    }
     train = TokenizeDocuments(**base, **split, split="train")
     heldout = TokenizeDocuments(
         name="quickstart-validation", version=version, **split, split="validation"
@@ -108,9 +116,9 @@ def experiment(version: str) -> tuple[Recipe, ...]:
         tokenizer=tokenizer,
         conversations=chats,
         optimizer=OptimizerConfig(
-            learning_rate=1e-3, schedule=WarmupStableDecay(warmup_steps=10, decay_steps=60)
+            learning_rate=1e-3, schedule=WarmupStableDecay(warmup_steps=10, decay_steps=30)
         ),
-        num_steps=100,
+        num_steps=60,
         batch_size=16,
         seed=SEED,
         sample_questions=("Tell me a story about a red kite.", "What does a cow say?"),
@@ -129,10 +137,11 @@ def experiment(version: str) -> tuple[Recipe, ...]:
         heldout=(heldout,),
     )
     export = ExportHuggingFace(**base, checkpoint=chat_model, tokenizer=tokenizer)
-    return (ExperimentReport(**base, targets=(scores, chat_scores, export)),)
+    targets = (checkpoint, chat_model, scores, chat_scores, export)
+    return (ExperimentReport(**base, targets=targets),)
 
 
-def _examples(label: str, version: str) -> ExampleDocuments:
+def _examples(label: Literal["story", "spam"], version: str) -> ExampleDocuments:
     return ExampleDocuments(
         name=f"{label}-examples", version=version, label=label, seed=SEED, num_documents=500
     )

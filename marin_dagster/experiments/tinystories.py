@@ -3,6 +3,8 @@
 Needs the network once, for `raw/tinystories`; everything after it is local.
 """
 
+from typing import Any
+
 from marin_dagster.data.decontaminate import Decontaminate
 from marin_dagster.data.dedup import Deduplicate
 from marin_dagster.data.filter import FilterDocuments, GopherRepetition, MinWords
@@ -49,19 +51,23 @@ def experiment(version: str) -> tuple[Recipe, ...]:
     return road(stories)
 
 
-def road(stories: Documents, *, vocab_size: int = 4_096, num_steps: int = 100) -> tuple[Recipe, ...]:
+def road(
+    stories: Documents, *, vocab_size: int = 4_096, num_steps: int = 100
+) -> tuple[Recipe, ...]:
     """From documents to a report, under the documents' name and version."""
-    base = {"name": stories.name, "version": stories.version}
-    nano = {"name": f"marin-nano-{stories.name}", "version": stories.version}
+    base: dict[str, Any] = {"name": stories.name, "version": stories.version}
+    nano: dict[str, Any] = {"name": f"marin-nano-{stories.name}", "version": stories.version}
     tasks = StoryTasks(name="story-tasks", version=stories.version, seed=SEED, num_examples=200)
     filtered = FilterDocuments(
         **base, documents=stories, rules=(MinWords(words=20), GopherRepetition())
     )
-    clean = Decontaminate(
-        **base, documents=Deduplicate(**base, documents=filtered), tasks=(tasks,)
-    )
+    clean = Decontaminate(**base, documents=Deduplicate(**base, documents=filtered), tasks=(tasks,))
     tokenizer = TrainTokenizer(**base, documents=(clean,), vocab_size=vocab_size)
-    split = {"documents": clean, "tokenizer": tokenizer, "validation_fraction": 0.02}
+    split: dict[str, Any] = {
+        "documents": clean,
+        "tokenizer": tokenizer,
+        "validation_fraction": 0.02,
+    }
     heldout = TokenizeDocuments(
         name=f"{stories.name}-validation", version=stories.version, **split, split="validation"
     )
@@ -107,4 +113,5 @@ def road(stories: Documents, *, vocab_size: int = 4_096, num_steps: int = 100) -
         **nano, checkpoint=checkpoint, tokenizer=tokenizer, tasks=(tasks,), heldout=(heldout,)
     )
     export = ExportHuggingFace(**nano, checkpoint=chat_model, tokenizer=tokenizer)
-    return (ExperimentReport(**nano, targets=(scores, export)),)
+    targets = (checkpoint, chat_model, scores, export)
+    return (ExperimentReport(**nano, targets=targets),)

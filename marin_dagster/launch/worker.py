@@ -1,5 +1,6 @@
-"""Turns a recipe into files on the host that a launcher chose: `python -m marin_dagster.launch.worker`.
+"""Turns a recipe into files on the host that a launcher chose.
 
+Runs as `python -m marin_dagster.launch.worker`.
 The recipe, the folders and the placement arrive through Dagster Pipes; progress, log lines and
 the summary go back the same way. The supervisor on the other side commits the artifact.
 """

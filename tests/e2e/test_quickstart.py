@@ -1,5 +1,7 @@
 """The quickstart, from a made-up site to a report, as a newcomer runs it."""
 
+import itertools
+
 import dagster as dg
 
 from marin_dagster.experiments import catalog
@@ -18,7 +20,7 @@ def test_counts_balance_from_the_site_to_the_tokens(quickstart):
     stages = ("crawl", "text", "filtered", "deduped", "decontaminated", "tokenized")
     counts = [quickstart.record(f"{stage}/quickstart@dev").summary.counts for stage in stages]
     assert all(found.balance == 0 and found.kept > 0 for found in counts)
-    for above, below in zip(counts[1:-1], counts[2:], strict=True):
+    for above, below in itertools.pairwise(counts[1:]):
         assert below.read == above.kept
 
 

@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: quickstart check install install-dev lint test docs-test screenshots clean
+.PHONY: quickstart check install install-dev lint test clean
 
 quickstart: install
 	$(BIN)/marin build reports/quickstart@dev --run
@@ -37,4 +37,4 @@ test:
 	$(BIN)/python -m pytest tests
 
 clean:
-	rm -rf .venv .dagster local_store
+	rm -rf $(VENV) .dagster

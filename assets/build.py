@@ -1,7 +1,8 @@
 """Turns a target into everything that it needs: the `build` asset."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import dagster as dg
 
@@ -10,7 +11,7 @@ from assets.partitions import targets
 from assets.progress import announce
 from assets.stage import OWNERS
 from marin_dagster.experiments import catalog
-from marin_dagster.plan import DAMAGED, REUSE, Step, describe, plan
+from marin_dagster.plan import DAMAGED, REUSE, Step, describe, drift_behind, plan
 from marin_dagster.recipe import Recipe
 from marin_dagster.store import Store, damage_message
 from resources import RESOURCES, StoreResource
@@ -43,6 +44,8 @@ def build(context: dg.AssetExecutionContext, store: StoreResource) -> dg.Materia
                 damage_message(opened.url(step.recipe), step.recipe, [step.judgement.reason]),
                 allow_retries=False,
             )
+    for address, judgement in drift_behind(opened, [target], steps).items():
+        context.log.warning(f"reused as it is: {address}: {describe(judgement)}")
     rows = []
     for step, result, seconds in _run(context, opened, steps, target, forced):
         what = "built" if result is not None else "reused"
@@ -101,7 +104,9 @@ def _run(
             )
         seconds = round(time.monotonic() - started, 1)
         announce(context, f"      {_outcome(opened, recipe)}, {seconds} s")
-        yield step, result if step.runs else None, seconds
+        record = opened.record(recipe)
+        made = record is not None and record.run_id == result.run_id
+        yield step, result if made else None, seconds
 
 
 def _stages_job() -> dg.JobDefinition:
@@ -117,10 +122,20 @@ def _outcome(store: Store, recipe: Recipe) -> str:
     record = store.record(recipe)
     counts = record.summary.counts if record else None
     if record is None or counts is None:
-        return "complete"
+        return headline(record.summary.numbers) if record else "complete"
     lost = [*counts.dropped.items(), *counts.errors.items()]
     terms = "".join(f" + {reason} {number:,}" for reason, number in lost if number)
     return f"read {counts.read:,} {counts.unit} = kept {counts.kept:,}{terms}"
+
+
+def headline(numbers: Mapping[str, Any]) -> str:
+    """The numbers that say how well a stage without counts did: losses and scores."""
+    named = [
+        f"{name} {value:.4g}"
+        for name, value in numbers.items()
+        if isinstance(value, float) and name.endswith(("loss", "acc", "per_byte", "difference"))
+    ]
+    return ", ".join(named[:6]) or "complete"
 
 
 def _why(result: dg.ExecuteInProcessResult) -> str:
@@ -131,6 +146,8 @@ def _why(result: dg.ExecuteInProcessResult) -> str:
         if failed is not None and failed.description:
             return failed.description
         error = data.error
+        if error is not None and error.cls_name == "DagsterExecutionInterruptedError":
+            return "interrupted; build again to go on from its last resume point"
         while error is not None and error.cause is not None:
             error = error.cause
         if error is not None:

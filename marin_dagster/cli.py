@@ -12,7 +12,7 @@ from rich.table import Table
 
 from marin_dagster.environment import read_environment
 from marin_dagster.experiments import catalog, find
-from marin_dagster.plan import DAMAGED, plan
+from marin_dagster.plan import DAMAGED, describe, drift_behind, plan
 from marin_dagster.recipe import Recipe, StageError, payload_diff
 from marin_dagster.show import (
     age,
@@ -23,7 +23,8 @@ from marin_dagster.show import (
 )
 from marin_dagster.store import Store
 
-console = Console(highlight=False, soft_wrap=True)
+WIDE = 240  # columns of a table that goes into a file or a pipe
+console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else WIDE)
 
 
 def clear_errors(command: Callable) -> Callable:
@@ -132,6 +133,8 @@ def _print_plan(store: Store, recipes: list[Recipe], force: bool) -> None:
     steps = plan(store, recipes, force=force)
     for line in plan_lines(steps, recipes):
         console.print(line, markup=False)
+    for address, judgement in drift_behind(store, recipes, steps).items():
+        console.print(f"behind a reused artifact: {address}  {describe(judgement)}", style="yellow")
     damaged = [step for step in steps.values() if step.judgement.action == DAMAGED]
     if damaged:
         names = ", ".join(step.recipe.address for step in damaged)

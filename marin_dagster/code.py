@@ -6,6 +6,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 from collections.abc import Iterator
+from pathlib import Path
 
 # The machinery around a build; its format has a version of its own, in the record.
 MACHINERY = ("recipe", "kinds", "code", "record", "attempt", "store", "plan", "environment")
@@ -71,14 +72,23 @@ def _parse(module: str) -> tuple[str, tuple[str, ...]] | None:
 
 
 def _source(module: str) -> bytes | None:
+    """Reads a module's file without importing it or its packages."""
+    top, *parts = module.split(".")
+    for folder in _folders(top):
+        path = Path(folder, *parts)
+        for candidate in (path.with_suffix(".py"), path / "__init__.py"):
+            if candidate.is_file():
+                return candidate.read_bytes()
+    return None
+
+
+@functools.lru_cache(maxsize=64)
+def _folders(package: str) -> tuple[str, ...]:
     try:
-        spec = importlib.util.find_spec(module)
-    except (ModuleNotFoundError, ValueError):  # an attribute of a module; `__main__`
-        return None
-    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-        return None
-    with open(spec.origin, "rb") as file:
-        return file.read()
+        spec = importlib.util.find_spec(package)
+    except ValueError:  # `__main__` has no spec
+        return ()
+    return tuple(spec.submodule_search_locations or ()) if spec else ()
 
 
 def _imports(tree: ast.AST, module: str) -> Iterator[str]:

@@ -90,6 +90,22 @@ def plan(store: Store, targets: Iterable[Recipe], *, force: bool = False) -> dic
     return _with_costs(store, steps)
 
 
+def drift_behind(
+    store: Store, targets: Iterable[Recipe], steps: dict[str, Step]
+) -> dict[str, Judgement]:
+    """Judges the complete artifacts that a plan did not have to look at; returns those that differ.
+
+    They are upstream of complete artifacts, so nothing is run for them, but one should know.
+    """
+    found = {}
+    for address, recipe in walk(targets).items():
+        if address not in steps and store.record(recipe) is not None:
+            judgement = judge(store, recipe)
+            if judgement.drifted or judgement.stale:
+                found[address] = judgement
+    return found
+
+
 def judge(store: Store, recipe: Recipe, *, force: bool = False) -> Judgement:
     """Decides on one artifact alone, from its record and the records of its inputs."""
     record = store.record(recipe)

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
 CALENDAR = re.compile(r"\d{4}\.(0[1-9]|1[0-2])\.(0[1-9]|[12]\d|3[01])(\.\d+)?")
@@ -81,6 +81,7 @@ class Placement:
     wandb_mode: str = "offline"  # offline | online | disabled
 
 
+@runtime_checkable
 class Context(Protocol):
     """What a recipe's build gets: where to write, what to read, whom to tell."""
 

@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from jaxtyping import install_import_hook
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -25,6 +26,14 @@ def _install_toys() -> None:
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 _install_toys()
+# Shapes and types in signatures are checked at every call.
+install_import_hook(
+    [
+        "marin_dagster.models",
+        *(f"marin_dagster.training.{n}" for n in ("loss", "step", "sampling")),
+    ],
+    "beartype.beartype",
+)
 
 
 @pytest.fixture

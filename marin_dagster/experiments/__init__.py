@@ -39,6 +39,7 @@ def collect(modules: Iterable[tuple[str, ModuleType]]) -> dict[str, Recipe]:
     claim one address with different recipes.
     """
     found: dict[str, Recipe] = {}
+    owner: dict[str, str] = {}
     for name, module in modules:
         if not hasattr(module, "VERSIONS") or not hasattr(module, "experiment"):
             raise ValueError(
@@ -47,7 +48,11 @@ def collect(modules: Iterable[tuple[str, ModuleType]]) -> dict[str, Recipe]:
             )
         for version in module.VERSIONS:
             for address, recipe in walk(module.experiment(version)).items():
-                refuse_if_different(found.setdefault(address, recipe), recipe)
+                first = owner.setdefault(address, name)
+                try:
+                    refuse_if_different(found.setdefault(address, recipe), recipe)
+                except ValueError as error:
+                    raise ValueError(f"experiments {first!r} and {name!r}: {error}") from error
     return found
 
 

@@ -42,7 +42,12 @@ def experiment(version: str) -> tuple[Recipe, ...]:
         host="stories.test", seed=SEED, num_pages=450, stories_per_page=10, num_leaked=9
     )
     pages = Crawl(
-        **base, seeds=("http://stories.test/",), sites=(site,), max_pages=1_200, max_depth=50
+        **base,
+        seeds=("http://stories.test/",),
+        sites=(site,),
+        max_pages=1_200,
+        max_depth=50,
+        requests_per_host=16,  # it is our own site
     )
     text = ExtractText(**base, pages=pages)
     classifier = TrainClassifier(
@@ -93,12 +98,12 @@ def experiment(version: str) -> tuple[Recipe, ...]:
         validation=(heldout,),
         model=model,
         optimizer=OptimizerConfig(
-            learning_rate=3e-3, schedule=WarmupStableDecay(warmup_steps=20, decay_steps=50)
+            learning_rate=3e-3, schedule=WarmupStableDecay(warmup_steps=20, decay_steps=40)
         ),
-        num_steps=150,
+        num_steps=120,
         batch_size=16,
         seed=SEED,
-        steps_per_eval=50,
+        steps_per_eval=40,
         sample_prompts=("", "One day, a girl named"),
     )
     chats = TokenizeConversations(
@@ -116,9 +121,9 @@ def experiment(version: str) -> tuple[Recipe, ...]:
         tokenizer=tokenizer,
         conversations=chats,
         optimizer=OptimizerConfig(
-            learning_rate=1e-3, schedule=WarmupStableDecay(warmup_steps=10, decay_steps=30)
+            learning_rate=1e-3, schedule=WarmupStableDecay(warmup_steps=5, decay_steps=20)
         ),
-        num_steps=60,
+        num_steps=40,
         batch_size=16,
         seed=SEED,
         sample_questions=("Tell me a story about a red kite.", "What does a cow say?"),
@@ -134,7 +139,8 @@ def experiment(version: str) -> tuple[Recipe, ...]:
         checkpoint=chat_model,
         tokenizer=tokenizer,
         tasks=(tasks,),
-        heldout=(heldout,),
+        task_names=("story_cloze",),
+        limit=100,
     )
     export = ExportHuggingFace(**base, checkpoint=chat_model, tokenizer=tokenizer)
     targets = (checkpoint, chat_model, scores, chat_scores, export)

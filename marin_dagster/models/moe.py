@@ -82,7 +82,7 @@ def router_statistics(
 
 
 def upper_quantile(
-    margins: Float[Array, "T E"], valid: Bool[Array, " T"], fraction: float
+    margins: Float[Array, "T E"], valid: Bool[Array, " T"], fraction: float | Float[Array, ""]
 ) -> Float[Array, " E"]:
     """Returns, per expert, the value that `fraction` of the valid tokens' margins exceed.
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -28,6 +28,7 @@ PREFETCHED = 2  # batches ready before they are asked for
 UNEVEN, UNEVEN_STEPS = 3.0, 50  # an expert at three fair shares for fifty steps is an alarm
 
 
+@runtime_checkable
 class Batches(Protocol):
     """Batches by step number: a pure function, so that a resume needs no state."""
 

@@ -1,4 +1,5 @@
 import importlib
+import subprocess
 import sys
 import textwrap
 
@@ -44,7 +45,7 @@ def lab(tmp_path, monkeypatch):
         for module in [m for m in sys.modules if m.partition(".")[0] == "lab"]:
             del sys.modules[module]
         importlib.invalidate_caches()
-        for cached in (code._closure, code._parse, code.library_versions):
+        for cached in (code._closure, code._parse, code._folders, code.library_versions):
             cached.cache_clear()
 
     write("constants", "LIMIT = 3\n")
@@ -86,3 +87,15 @@ def test_comments_docstrings_and_layout_are_not_code(lab):
 
 def test_the_libraries_that_the_code_imports_are_recorded(lab):
     assert set(code.library_versions(type(lengths()))) == {"numpy"}
+
+
+def test_looking_at_code_imports_none_of_it():
+    program = (
+        "import sys; from marin_dagster import code;"
+        "from marin_dagster.experiments import catalog;"
+        "recipe = catalog()['evals/quickstart@dev'];"
+        "assert len(code.code_digests(type(recipe))) > 10;"
+        "assert 'jax' in code.library_versions(type(recipe));"
+        "assert not {'jax', 'datasets', 'lm_eval'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)

@@ -58,7 +58,7 @@ def test_the_newest_resume_point_that_verifies_is_restored(model, tmp_path):
     folder = str(tmp_path / "resume")
     with Saver(folder) as saver:
         for step in (10, 20):
-            marked = with_router_bias(model, np.full((2, 4), float(step), np.float32))
+            marked = with_router_bias(model, jnp.full((2, 4), float(step), jnp.float32))
             saver.save(step, marked, {"count": np.int32(step)})
     os.truncate(os.path.join(folder, "step-00000020", "optimizer.safetensors"), 20)
     messages: list[str] = []

@@ -74,21 +74,27 @@ def _parse(module: str) -> tuple[str, tuple[str, ...]] | None:
 def _source(module: str) -> bytes | None:
     """Reads a module's file without importing it or its packages."""
     top, *parts = module.split(".")
-    for folder in _folders(top):
+    origin, folders = _place(top)
+    candidates = [] if parts or origin is None else [Path(origin)]
+    for folder in folders if parts else ():
         path = Path(folder, *parts)
-        for candidate in (path.with_suffix(".py"), path / "__init__.py"):
-            if candidate.is_file():
-                return candidate.read_bytes()
+        candidates += [path.with_suffix(".py"), path / "__init__.py"]
+    for candidate in candidates:
+        if candidate.suffix == ".py" and candidate.is_file():
+            return candidate.read_bytes()
     return None
 
 
 @functools.lru_cache(maxsize=64)
-def _folders(package: str) -> tuple[str, ...]:
+def _place(package: str) -> tuple[str | None, tuple[str, ...]]:
+    """Where a top-level module or package lies: its own file, and the folders of its parts."""
     try:
         spec = importlib.util.find_spec(package)
     except ValueError:  # `__main__` has no spec
-        return ()
-    return tuple(spec.submodule_search_locations or ()) if spec else ()
+        return None, ()
+    if spec is None:
+        return None, ()
+    return spec.origin, tuple(spec.submodule_search_locations or ())
 
 
 def _imports(tree: ast.AST, module: str) -> Iterator[str]:

@@ -45,7 +45,7 @@ def lab(tmp_path, monkeypatch):
         for module in [m for m in sys.modules if m.partition(".")[0] == "lab"]:
             del sys.modules[module]
         importlib.invalidate_caches()
-        for cached in (code._closure, code._parse, code._folders, code.library_versions):
+        for cached in (code._closure, code._parse, code._place, code.library_versions):
             cached.cache_clear()
 
     write("constants", "LIMIT = 3\n")

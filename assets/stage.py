@@ -47,21 +47,7 @@ def stage_asset(
         pool=POOL if accelerated else None,
         backfill_policy=dg.BackfillPolicy.multi_run(1),
         output_required=False,
-        check_specs=[
-            dg.AssetCheckSpec(
-                "up_to_date",
-                asset=stage,
-                partitions_def=partitions,
-                description="Recipe, code and inputs are those that the artifact was made with.",
-            ),
-            dg.AssetCheckSpec(
-                "counts",
-                asset=stage,
-                partitions_def=partitions,
-                blocking=True,
-                description="Something was kept, and read = kept + dropped + errors.",
-            ),
-        ],
+        check_specs=_checks(stage, partitions),
     )
     def asset(
         context: dg.AssetExecutionContext,
@@ -105,6 +91,24 @@ def stage_asset(
         )
 
     return asset
+
+
+def _checks(stage: str, partitions: dg.PartitionsDefinition) -> list[dg.AssetCheckSpec]:
+    return [
+        dg.AssetCheckSpec(
+            "up_to_date",
+            asset=stage,
+            partitions_def=partitions,
+            description="Recipe, code and inputs are those that the artifact was made with.",
+        ),
+        dg.AssetCheckSpec(
+            "counts",
+            asset=stage,
+            partitions_def=partitions,
+            blocking=True,
+            description="Something was kept, and read = kept + dropped + errors.",
+        ),
+    ]
 
 
 def _say(context: dg.AssetExecutionContext, address: str, outcome: Outcome) -> None:

@@ -26,6 +26,7 @@ from typing import Any
 from urllib.parse import quote
 
 from selenium import webdriver
+from selenium.common.exceptions import TimeoutException
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
@@ -91,7 +92,7 @@ class Camera:
             return WebDriverWait(self.driver, seconds, poll_frequency=0.2).until(
                 expected.visibility_of_element_located(where)
             )
-        except Exception:
+        except TimeoutException:
             self.driver.save_screenshot(str(self._out / "failed.png"))
             print(f"not shown within {seconds} s: {xpath} at {self.driver.current_url}")
             raise

@@ -18,6 +18,7 @@ from marin_dagster.data.tokenize import TokenizeConversations, TokenizeDocuments
 from marin_dagster.data.tokenizer import TrainTokenizer
 from marin_dagster.evaluation.evaluate import Evaluate
 from marin_dagster.evaluation.export import ExportHuggingFace
+from marin_dagster.kinds import Checkpoint, Documents, Tasks, TokenCache, Tokenizer
 from marin_dagster.models.config import ModelConfig
 from marin_dagster.openness.report import ExperimentReport
 from marin_dagster.posttraining.sft import SupervisedFineTune
@@ -29,107 +30,41 @@ from marin_dagster.training.schedule import WarmupStableDecay
 VERSIONS = ("dev", "2026.11.30")
 SEED = 1
 
+MODEL = ModelConfig(
+    hidden_dim=128,
+    num_layers=4,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=32,
+    expert_dim=128,
+    num_experts=8,
+    num_experts_per_token=2,
+    num_shared_experts=1,
+    seq_len=256,
+)
+
 
 def experiment(version: str) -> tuple[Recipe, ...]:
     """From the crawl to the report."""
     base: dict[str, Any] = {"name": "quickstart", "version": version}
-
     # What evaluation will ask, fixed first, so that the data can be cleaned of it.
     tasks = StoryTasks(name="story-tasks", version=version, seed=SEED, num_examples=200)
+    documents = clean_documents(base, tasks)
 
-    # From the web to clean documents.
-    site = GeneratedSite(
-        host="stories.test", seed=SEED, num_pages=450, stories_per_page=10, num_leaked=9
-    )
-    pages = Crawl(
-        **base,
-        seeds=("http://stories.test/",),
-        sites=(site,),
-        max_pages=1_200,
-        max_depth=50,
-        requests_per_host=16,  # it is our own site
-    )
-    text = ExtractText(**base, pages=pages)
-    classifier = TrainClassifier(
-        **base,
-        positive=(_examples("story", version),),
-        negative=(_examples("spam", version),),
-    )
-    filtered = FilterDocuments(
-        **base,
-        documents=text,
-        languages=("en", ""),  # "": the language is not clear
-        rules=(MinWords(words=50),),
-        classifier=classifier,
-        min_quality=0.5,
-    )
-    deduped = Deduplicate(**base, documents=filtered)
-    clean = Decontaminate(**base, documents=deduped, tasks=(tasks,))
-
-    # From documents to tokens.
-    tokenizer = TrainTokenizer(**base, documents=(clean,), vocab_size=2_048)
+    tokenizer = TrainTokenizer(**base, documents=(documents,), vocab_size=2_048)
     split: dict[str, Any] = {
-        "documents": clean,
+        "documents": documents,
         "tokenizer": tokenizer,
-        "validation_fraction": 0.05,
+        "validation_fraction": 0.04,
     }
     train = TokenizeDocuments(**base, **split, split="train")
     heldout = TokenizeDocuments(
         name="quickstart-validation", version=version, **split, split="validation"
     )
 
-    # From tokens to a model, and to one that chats.
-    model = ModelConfig(
-        hidden_dim=128,
-        num_layers=4,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=32,
-        expert_dim=128,
-        num_experts=8,
-        num_experts_per_token=2,
-        num_shared_experts=1,
-        seq_len=256,
-    )
-    checkpoint = Pretrain(
-        **base,
-        tokenizer=tokenizer,
-        data=((train, 1.0),),
-        validation=(heldout,),
-        model=model,
-        optimizer=OptimizerConfig(
-            learning_rate=3e-3, schedule=WarmupStableDecay(warmup_steps=20, decay_steps=40)
-        ),
-        num_steps=120,
-        batch_size=16,
-        seed=SEED,
-        steps_per_eval=40,
-        sample_prompts=("", "One day, a girl named"),
-    )
-    chats = TokenizeConversations(
-        name="story-chats",
-        version=version,
-        conversations=StoryConversations(
-            name="story-chats", version=version, seed=SEED, num_conversations=2_000
-        ),
-        tokenizer=tokenizer,
-        seq_len=model.seq_len,
-    )
-    chat_model = SupervisedFineTune(
-        **base,
-        checkpoint=checkpoint,
-        tokenizer=tokenizer,
-        conversations=chats,
-        optimizer=OptimizerConfig(
-            learning_rate=1e-3, schedule=WarmupStableDecay(warmup_steps=5, decay_steps=20)
-        ),
-        num_steps=40,
-        batch_size=16,
-        seed=SEED,
-        sample_questions=("Tell me a story about a red kite.", "What does a cow say?"),
-    )
+    checkpoint = pretrained(base, tokenizer, train, heldout)
+    chat_model = fine_tuned(base, tokenizer, checkpoint)
 
-    # What it can do, what others can load, and a page that tells it all.
     scores = Evaluate(
         **base, checkpoint=checkpoint, tokenizer=tokenizer, tasks=(tasks,), heldout=(heldout,)
     )
@@ -145,6 +80,85 @@ def experiment(version: str) -> tuple[Recipe, ...]:
     export = ExportHuggingFace(**base, checkpoint=chat_model, tokenizer=tokenizer)
     targets = (checkpoint, chat_model, scores, chat_scores, export)
     return (ExperimentReport(**base, targets=targets),)
+
+
+def clean_documents(base: dict[str, Any], tasks: Tasks) -> Documents:
+    """From a site to documents that are English, good, unique, and no answers of a test."""
+    site = GeneratedSite(
+        host="stories.test", seed=SEED, num_pages=450, stories_per_page=10, num_leaked=9
+    )
+    pages = Crawl(
+        **base,
+        seeds=("http://stories.test/",),
+        sites=(site,),
+        max_pages=1_200,
+        max_depth=50,
+        requests_per_host=16,  # it is our own site
+    )
+    text = ExtractText(**base, pages=pages)
+    classifier = TrainClassifier(
+        **base,
+        positive=(_examples("story", base["version"]),),
+        negative=(_examples("spam", base["version"]),),
+    )
+    filtered = FilterDocuments(
+        **base,
+        documents=text,
+        languages=("en", ""),  # "": the language is not clear
+        rules=(MinWords(words=50),),
+        classifier=classifier,
+        min_quality=0.5,
+    )
+    deduped = Deduplicate(**base, documents=filtered)
+    return Decontaminate(**base, documents=deduped, tasks=(tasks,))
+
+
+def pretrained(
+    base: dict[str, Any], tokenizer: Tokenizer, train: TokenCache, heldout: TokenCache
+) -> Checkpoint:
+    """A mixture-of-experts model that has read about half a million tokens."""
+    return Pretrain(
+        **base,
+        tokenizer=tokenizer,
+        data=((train, 1.0),),
+        validation=(heldout,),
+        model=MODEL,
+        optimizer=OptimizerConfig(
+            learning_rate=3e-3, schedule=WarmupStableDecay(warmup_steps=20, decay_steps=40)
+        ),
+        num_steps=120,
+        batch_size=16,
+        seed=SEED,
+        steps_per_eval=60,
+        sample_prompts=("", "One day, a girl named"),
+    )
+
+
+def fine_tuned(base: dict[str, Any], tokenizer: Tokenizer, checkpoint: Checkpoint) -> Checkpoint:
+    """The model, taught to answer."""
+    version = base["version"]
+    chats = TokenizeConversations(
+        name="story-chats",
+        version=version,
+        conversations=StoryConversations(
+            name="story-chats", version=version, seed=SEED, num_conversations=2_000
+        ),
+        tokenizer=tokenizer,
+        seq_len=MODEL.seq_len,
+    )
+    return SupervisedFineTune(
+        **base,
+        checkpoint=checkpoint,
+        tokenizer=tokenizer,
+        conversations=chats,
+        optimizer=OptimizerConfig(
+            learning_rate=1e-3, schedule=WarmupStableDecay(warmup_steps=5, decay_steps=20)
+        ),
+        num_steps=40,
+        batch_size=16,
+        seed=SEED,
+        sample_questions=("Tell me a story about a red kite.", "What does a cow say?"),
+    )
 
 
 def _examples(label: Literal["story", "spam"], version: str) -> ExampleDocuments:

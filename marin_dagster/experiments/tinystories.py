@@ -13,8 +13,8 @@ from marin_dagster.data.tokenize import TokenizeConversations, TokenizeDocuments
 from marin_dagster.data.tokenizer import TrainTokenizer
 from marin_dagster.evaluation.evaluate import Evaluate
 from marin_dagster.evaluation.export import ExportHuggingFace
-from marin_dagster.kinds import Documents
-from marin_dagster.models.config import ModelConfig
+from marin_dagster.experiments.quickstart import MODEL
+from marin_dagster.kinds import Checkpoint, Documents, Tokenizer
 from marin_dagster.openness.report import ExperimentReport
 from marin_dagster.posttraining.sft import SupervisedFineTune
 from marin_dagster.recipe import Recipe
@@ -24,19 +24,6 @@ from marin_dagster.training.schedule import WarmupStableDecay
 
 VERSIONS = ("dev", "2026.11.30")
 SEED = 1
-
-MODEL = ModelConfig(
-    hidden_dim=128,
-    num_layers=4,
-    num_heads=4,
-    num_kv_heads=2,
-    head_dim=32,
-    expert_dim=128,
-    num_experts=8,
-    num_experts_per_token=2,
-    num_shared_experts=1,
-    seq_len=256,
-)
 
 
 def experiment(version: str) -> tuple[Recipe, ...]:
@@ -87,6 +74,23 @@ def road(
         steps_per_eval=50,
         sample_prompts=("", "Once upon a time"),
     )
+    chat_model = fine_tuned(nano, stories, tokenizer, checkpoint, num_steps // 2)
+    scores = Evaluate(
+        **nano, checkpoint=checkpoint, tokenizer=tokenizer, tasks=(tasks,), heldout=(heldout,)
+    )
+    export = ExportHuggingFace(**nano, checkpoint=chat_model, tokenizer=tokenizer)
+    targets = (checkpoint, chat_model, scores, export)
+    return (ExperimentReport(**nano, targets=targets),)
+
+
+def fine_tuned(
+    nano: dict[str, Any],
+    stories: Documents,
+    tokenizer: Tokenizer,
+    checkpoint: Checkpoint,
+    num_steps: int,
+) -> Checkpoint:
+    """The model, taught to answer."""
     chats = TokenizeConversations(
         name=f"{stories.name}-chats",
         version=stories.version,
@@ -96,7 +100,7 @@ def road(
         tokenizer=tokenizer,
         seq_len=MODEL.seq_len,
     )
-    chat_model = SupervisedFineTune(
+    return SupervisedFineTune(
         **nano,
         checkpoint=checkpoint,
         tokenizer=tokenizer,
@@ -104,14 +108,8 @@ def road(
         optimizer=OptimizerConfig(
             learning_rate=1e-3, schedule=WarmupStableDecay(warmup_steps=10, decay_steps=30)
         ),
-        num_steps=max(num_steps // 2, 1),
+        num_steps=num_steps,
         batch_size=16,
         seed=SEED,
         sample_questions=("Tell me a story about a red kite.",),
     )
-    scores = Evaluate(
-        **nano, checkpoint=checkpoint, tokenizer=tokenizer, tasks=(tasks,), heldout=(heldout,)
-    )
-    export = ExportHuggingFace(**nano, checkpoint=chat_model, tokenizer=tokenizer)
-    targets = (checkpoint, chat_model, scores, export)
-    return (ExperimentReport(**nano, targets=targets),)

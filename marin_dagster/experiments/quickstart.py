@@ -124,7 +124,7 @@ def pretrained(
         validation=(heldout,),
         model=MODEL,
         optimizer=OptimizerConfig(
-            learning_rate=3e-3, schedule=WarmupStableDecay(warmup_steps=20, decay_steps=40)
+            learning_rate=6e-3, schedule=WarmupStableDecay(warmup_steps=20, decay_steps=60)
         ),
         num_steps=120,
         batch_size=16,

@@ -10,7 +10,7 @@ from marin_dagster.recipe import Placement, walk
 from marin_dagster.store import Store
 
 
-def test_a_dataset_becomes_a_model_and_a_report(tmp_path):
+def test_a_dataset_becomes_tokens_and_a_model(tmp_path):
     rows = [{"text": story(7, index).text} for index in range(300)]
     dataset = tmp_path / "dataset"
     dataset.mkdir()
@@ -19,13 +19,13 @@ def test_a_dataset_becomes_a_model_and_a_report(tmp_path):
         name="tinystories", version="dev", repo=str(dataset), revision="local", max_documents=250
     )
     store = Store(str(tmp_path / "store"))
-    for recipe in walk(road(stories, vocab_size=700, num_steps=6)).values():
+    recipes = walk(road(stories, vocab_size=700, num_steps=6))
+    for recipe in walk([recipes["checkpoints/marin-nano-tinystories@dev"]]).values():
         store.build(recipe, placement=Placement(workers=1, wandb_mode="offline"))
     checkpoint = tmp_path / "store" / "checkpoints" / "marin-nano-tinystories" / "dev"
     assert (checkpoint / ".artifact.json").exists()
     assert list(checkpoint.glob("*/wandb/offline-run-*")), "the curves can be synced later"
     assert (tmp_path / "store" / "tokenized" / "tinystories" / "dev").is_dir()
-    assert list((tmp_path / "store" / "reports").glob("*/dev/*/index.html"))
 
 
 def test_the_addresses_are_those_of_the_tutorial():

@@ -34,7 +34,8 @@ lint:
 	$(BIN)/pyright
 
 test:
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests/unit tests/integration tests/export -n 2
+	$(BIN)/python -m pytest tests/e2e
 
 clean:
 	rm -rf $(VENV) .dagster

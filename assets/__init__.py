@@ -35,6 +35,10 @@ STAGES = [
 ]
 ASSETS = [*STAGES, build]
 
-_unknown = {recipe.stage for recipe in catalog().values()} - {a.key.path[-1] for a in STAGES}
-if _unknown:
-    raise ValueError(f"stages {sorted(_unknown)} have no asset; add assets/<stage>.py for each")
+_names = [asset.key.path[-1] for asset in STAGES]
+for _recipe in catalog().values():
+    if _recipe.stage not in _names:
+        raise ValueError(
+            f"stage={_recipe.stage!r} of {_recipe.address} ({type(_recipe).__module__}) has no "
+            f"asset; use one of {', '.join(_names)}, or add assets/{_recipe.stage}.py"
+        )

@@ -10,6 +10,7 @@ from assets import metadata
 from assets.partitions import targets
 from assets.progress import announce
 from assets.stage import OWNERS
+from marin_dagster.attempt import MESSAGE_CHARACTERS
 from marin_dagster.experiments import catalog
 from marin_dagster.plan import DAMAGED, REUSE, Step, describe, drift_behind, plan
 from marin_dagster.recipe import Recipe
@@ -148,8 +149,7 @@ def _why(result: dg.ExecuteInProcessResult) -> str:
         error = data.error
         if error is not None and error.cls_name == "DagsterExecutionInterruptedError":
             return "interrupted; build again to go on from its last resume point"
-        while error is not None and error.cause is not None:
-            error = error.cause
         if error is not None:
-            return error.message.strip()
+            own = error.cause or error  # without Dagster's wrapper
+            return own.message.strip()[:MESSAGE_CHARACTERS]
     return "see the log of its run"

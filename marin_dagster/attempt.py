@@ -23,6 +23,7 @@ from marin_dagster.storage import Storage
 ATTEMPTS = ".attempts"
 RUNNING, SUCCEEDED, FAILED = "running", "succeeded", "failed"
 LOG_TAIL_LINES = 50
+MESSAGE_CHARACTERS = 2_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +78,7 @@ class Attempt:
         if error is None:
             self._end(SUCCEEDED, None, None)
         else:
-            self._end(FAILED, reason_of(error), f"{type(error).__name__}: {error}")
+            self._end(FAILED, reason_of(error), message_of(error))
 
     def log(self, line: str) -> None:
         """Adds a line to the attempt's log."""
@@ -135,15 +136,19 @@ def start_attempt(
     run_id: str | None,
     heartbeat_seconds: float,
     is_stale: Callable[[AttemptInfo], bool],
+    above: int = 0,
 ) -> Attempt | AttemptInfo:
-    """Starts the next attempt at `folder`, or returns the live one that holds it."""
+    """Starts the next attempt at `folder`, or returns the live one that holds it.
+
+    Its number is larger than `above`, the largest that is taken by files.
+    """
     while True:
         last = last_attempt(storage, folder)
         if last is not None and last.state == RUNNING:
             if not is_stale(last):
                 return last
             _bury(storage, folder, last)
-        number = last.number + 1 if last else 1
+        number = max(above, last.number if last else 0) + 1
         now = time.time()
         info = AttemptInfo(
             number=number,
@@ -177,8 +182,27 @@ def read_attempt(storage: Storage, folder: str, number: int) -> AttemptInfo | No
     content = storage.read(attempt_path(folder, number))
     if content is None:
         return None
-    data = json.loads(content)
-    return AttemptInfo(**{**data, "log_tail": tuple(data["log_tail"])})
+    try:
+        data = json.loads(content)
+        return AttemptInfo(**{**data, "number": number, "log_tail": tuple(data["log_tail"])})
+    except (ValueError, KeyError, TypeError):
+        return _unreadable(number, storage.url(attempt_path(folder, number)))
+
+
+def _unreadable(number: int, path: str) -> AttemptInfo:
+    """What stands for an attempt whose file is not what this project writes."""
+    return AttemptInfo(
+        number=number,
+        state=FAILED,
+        reason="killed",
+        message=f"the attempt's file {path} cannot be read",
+        fingerprint="",
+        host="",
+        pid=0,
+        started=0.0,
+        heartbeat=0.0,
+        ended=0.0,
+    )
 
 
 def attempt_path(folder: str, number: int) -> str:
@@ -208,9 +232,17 @@ def reason_of(error: BaseException) -> str:
         return error.reason
     if isinstance(error, MemoryError):
         return "oom"
-    if not isinstance(error, Exception):  # KeyboardInterrupt, SystemExit, an orchestrator's cancel
-        return "user_cancel"
-    return "error"
+    if isinstance(error, (Exception, SystemExit)):
+        return "error"
+    return "user_cancel"  # KeyboardInterrupt, or the way in which an orchestrator cancels
+
+
+def message_of(error: BaseException) -> str:
+    """An exception in words, cut where nobody reads on."""
+    if reason_of(error) == "user_cancel":
+        return "interrupted"
+    text = error.message if isinstance(error, StageError) else f"{type(error).__name__}: {error}"
+    return text if len(text) <= MESSAGE_CHARACTERS else f"{text[:MESSAGE_CHARACTERS]}…"
 
 
 def _bury(storage: Storage, folder: str, dead: AttemptInfo) -> None:

@@ -8,40 +8,46 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
+from marin_dagster.recipe import Recipe
+
 # The machinery around a build; its format has a version of its own, in the record.
 MACHINERY = ("recipe", "kinds", "code", "record", "attempt", "store", "plan", "environment")
 
 
-def code_digests(cls: type) -> dict[str, str]:
-    """Returns {module: digest} of every module of ours that a build of `cls` may execute.
+def code_digests(recipe: Recipe) -> dict[str, str]:
+    """Returns {module: digest} of every module of ours that a build of the recipe may execute.
 
-    Follows the import statements, also those inside functions, within the package of `cls` and
-    this one. Comments, docstrings and layout do not count.
+    Follows the import statements, also those inside functions, within the packages that define
+    the recipe and its values, and within this one. Comments, docstrings and layout do not count.
     """
-    return dict(sorted(_closure(cls.__module__)[0]))
+    return dict(sorted(_closure(recipe.modules)[0]))
 
 
-def code_digest(cls: type) -> str:
+def code_digest(recipe: Recipe) -> str:
     """Eight hex digits that name all of that code together."""
-    text = "\n".join(f"{name} {digest}" for name, digest in code_digests(cls).items())
+    text = "\n".join(f"{name} {digest}" for name, digest in code_digests(recipe).items())
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-@functools.lru_cache(maxsize=256)
-def library_versions(cls: type) -> dict[str, str]:
+def library_versions(recipe: Recipe) -> dict[str, str]:
     """Returns {distribution: version} of the libraries that those modules import."""
-    names = _distributions()
-    found = {dist for top in _closure(cls.__module__)[1] for dist in names.get(top, ())}
-    return {dist: importlib.metadata.version(dist) for dist in sorted(found)}
+    return dict(_versions(recipe.modules))
 
 
 @functools.lru_cache(maxsize=256)
-def _closure(start: str) -> tuple[tuple[tuple[str, str], ...], frozenset[str]]:
-    roots = {start.partition(".")[0], "marin_dagster"}
+def _versions(modules: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    names = _distributions()
+    found = {dist for top in _closure(modules)[1] for dist in names.get(top, ())}
+    return tuple((dist, importlib.metadata.version(dist)) for dist in sorted(found))
+
+
+@functools.lru_cache(maxsize=256)
+def _closure(start: tuple[str, ...]) -> tuple[tuple[tuple[str, str], ...], frozenset[str]]:
+    roots = {"marin_dagster", *(name.partition(".")[0] for name in start)}
     skipped = {f"marin_dagster.{name}" for name in MACHINERY}
     digests: dict[str, str] = {}
     libraries: set[str] = set()
-    pending = [start]
+    pending = list(start)
     while pending:
         module = pending.pop()
         if module in digests or module in skipped:
@@ -61,18 +67,19 @@ def _closure(start: str) -> tuple[tuple[tuple[str, str], ...], frozenset[str]]:
 @functools.lru_cache(maxsize=1024)
 def _parse(module: str) -> tuple[str, tuple[str, ...]] | None:
     """Returns a module's digest and the names it imports; None when it has no source file."""
-    source = _source(module)
-    if source is None:
+    path = _file(module)
+    if path is None:
         return None
-    tree = ast.parse(source)
-    imported = tuple(_imports(tree, module))
+    tree = ast.parse(path.read_bytes())
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    imported = tuple(_imports(tree, package))
     for node in ast.walk(tree):
         _drop_docstring(node)
     return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:12], imported
 
 
-def _source(module: str) -> bytes | None:
-    """Reads a module's file without importing it or its packages."""
+def _file(module: str) -> Path | None:
+    """Finds a module's source without importing it or its packages."""
     top, *parts = module.split(".")
     origin, folders = _place(top)
     candidates = [] if parts or origin is None else [Path(origin)]
@@ -81,7 +88,7 @@ def _source(module: str) -> bytes | None:
         candidates += [path.with_suffix(".py"), path / "__init__.py"]
     for candidate in candidates:
         if candidate.suffix == ".py" and candidate.is_file():
-            return candidate.read_bytes()
+            return candidate
     return None
 
 
@@ -97,14 +104,16 @@ def _place(package: str) -> tuple[str | None, tuple[str, ...]]:
     return spec.origin, tuple(spec.submodule_search_locations or ())
 
 
-def _imports(tree: ast.AST, module: str) -> Iterator[str]:
+def _imports(tree: ast.AST, package: str) -> Iterator[str]:
+    """Yields what a module imports; `package` is the one that its relative imports start from."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
-                base = ".".join([*module.split(".")[: -node.level], *filter(None, [base])])
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *filter(None, [base])])
             yield base
             yield from (f"{base}.{alias.name}" for alias in node.names)
 

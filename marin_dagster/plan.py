@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from marin_dagster.attempt import process_is_gone
 from marin_dagster.code import code_digests, library_versions
-from marin_dagster.recipe import DEV, Recipe, payload_diff, walk
+from marin_dagster.recipe import DEV, Recipe, StageError, payload_diff, walk
 
 if TYPE_CHECKING:
     from marin_dagster.record import Record
@@ -99,7 +100,7 @@ def drift_behind(
     """
     found = {}
     for address, recipe in walk(targets).items():
-        if address not in steps and store.record(recipe) is not None:
+        if address not in steps and _readable(store, recipe) is not None:
             judgement = judge(store, recipe)
             if judgement.drifted or judgement.stale:
                 found[address] = judgement
@@ -108,7 +109,11 @@ def drift_behind(
 
 def judge(store: Store, recipe: Recipe, *, force: bool = False) -> Judgement:
     """Decides on one artifact alone, from its record and the records of its inputs."""
-    record = store.record(recipe)
+    try:
+        record = store.record(recipe)
+    except StageError as error:  # there is one, and it cannot be read
+        action, reason = (RUN, "forced") if force else (DAMAGED, error.message)
+        return Judgement(action=action, reason=reason)
     if record is None:
         return Judgement(action=RUN, reason=_why_missing(store, recipe))
     differences = compare(store, recipe, record)
@@ -126,16 +131,16 @@ def judge(store: Store, recipe: Recipe, *, force: bool = False) -> Judgement:
 def compare(store: Store, recipe: Recipe, record: Record) -> tuple[Difference, ...]:
     """Lists what differs between what an artifact was made with and what would make it now."""
     rows = [("recipe", *row) for row in payload_diff(dict(record.payload), recipe.payload)]
-    code = code_digests(type(recipe))
+    code = code_digests(recipe)
     for module in sorted({*record.code, *code}):
         rows.append(("code", module, record.code.get(module), code.get(module)))
     recorded = {item.address: item.digest for item in record.inputs}
     for item in recipe.inputs:
-        now = store.record(item)
+        now = _readable(store, item)
         if now is not None and item.address in recorded:
             rows.append(("input", item.address, recorded[item.address], now.digest))
     if record.libraries:
-        current = library_versions(type(recipe))
+        current = library_versions(recipe)
         for name, version in record.libraries.items():
             rows.append(("library", name, version, current.get(name)))
     return tuple(
@@ -158,13 +163,23 @@ def describe(judgement: Judgement) -> str:
 
 def _needed(store: Store, judgement: Judgement, item: Recipe) -> bool:
     """An absent input matters only to an artifact that will run."""
-    return judgement.action == RUN or store.record(item) is not None
+    return judgement.action == RUN or _readable(store, item) is not None
+
+
+def _readable(store: Store, recipe: Recipe) -> Record | None:
+    """The record of an artifact; None when there is none, or one that cannot be read."""
+    try:
+        return store.record(recipe)
+    except StageError:
+        return None
 
 
 def _why_missing(store: Store, recipe: Recipe) -> str:
     last = store.last_attempt(recipe)
     if last is None:
         return "never built"
+    if last.state == "running" and process_is_gone(last):
+        return f"attempt {last.number} was killed"
     if last.state == "running":
         return f"attempt {last.number} is running on {last.host} (process {last.pid})"
     return f"attempt {last.number} failed ({last.reason})"
@@ -173,7 +188,7 @@ def _why_missing(store: Store, recipe: Recipe) -> str:
 def _with_costs(store: Store, steps: dict[str, Step]) -> dict[str, Step]:
     sizes: dict[str, int] = {}
     for address, step in steps.items():
-        record = store.record(step.recipe)
+        record = _readable(store, step.recipe)
         if record is not None:
             sizes[address] = record.size_bytes
     found = {}

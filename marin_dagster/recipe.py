@@ -1,6 +1,7 @@
 """Turns a plain value (a recipe) into an identity: its address, its inputs, its fingerprint."""
 
 import dataclasses
+import datetime
 import enum
 import hashlib
 import json
@@ -13,7 +14,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
-CALENDAR = re.compile(r"\d{4}\.(0[1-9]|1[0-2])\.(0[1-9]|[12]\d|3[01])(\.\d+)?")
+CALENDAR = re.compile(r"(\d{4})\.(\d\d)\.(\d\d)(\.\d+)?")
 DEV = "dev"
 REASONS = (
     "oom",
@@ -51,6 +52,14 @@ class Counts:
     kept: int
     dropped: Mapping[str, int] = field(default_factory=dict)
     errors: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("dropped", "errors"):  # plain, whatever mapping counted them
+            object.__setattr__(self, name, dict(getattr(self, name)))
+        every = {"read": self.read, "kept": self.kept, **self.dropped, **self.errors}
+        for name, number in every.items():
+            if number < 0:
+                raise ValueError(f"{name}={number} {self.unit} is negative; count what happened")
 
     @property
     def balance(self) -> int:
@@ -142,7 +151,7 @@ class Recipe(ABC):
                 f"name={self.name!r} of {type(self).__name__} is not a name; use lower-case "
                 "letters, digits, '.', '_' and '-', starting with a letter or digit"
             )
-        if self.version != DEV and not CALENDAR.fullmatch(self.version):
+        if self.version != DEV and not _is_calendar_version(self.version):
             raise ValueError(
                 f"version={self.version!r} of {self.stage}/{self.name} is neither 'dev' nor a "
                 "calendar version; write YYYY.MM.DD or YYYY.MM.DD.N, as in 2026.11.30"
@@ -175,6 +184,14 @@ class Recipe(ABC):
         return tuple(found.values())
 
     @cached_property
+    def modules(self) -> tuple[str, ...]:
+        """The modules that define this recipe and the values in its fields."""
+        found = {type(self).__module__: None}
+        for item in dataclasses.fields(self):
+            found.update(dict.fromkeys(_modules_in(getattr(self, item.name))))
+        return tuple(found)
+
+    @cached_property
     def payload(self) -> dict[str, Any]:
         """The fields as JSON, without name and version; inputs appear as their addresses."""
         fields = {
@@ -200,6 +217,17 @@ class Recipe(ABC):
         `sizes`: bytes of the inputs that are complete, by address.
         """
         return {"bytes": float(sum(sizes.values()))} if sizes else {}
+
+
+def _is_calendar_version(version: str) -> bool:
+    match = CALENDAR.fullmatch(version)
+    if match is None:
+        return False
+    try:
+        datetime.date(*(int(part) for part in match.groups()[:3]))
+    except ValueError:
+        return False
+    return True
 
 
 def walk(targets: Iterable[Recipe]) -> dict[str, Recipe]:
@@ -256,6 +284,16 @@ def _recipes_in(value: Any) -> Iterator[Recipe]:
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for item in dataclasses.fields(value):
             yield from _recipes_in(getattr(value, item.name))
+
+
+def _modules_in(value: Any) -> Iterator[str]:
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _modules_in(item)
+    elif dataclasses.is_dataclass(value) and not isinstance(value, (type, Recipe)):
+        yield type(value).__module__
+        for item in dataclasses.fields(value):
+            yield from _modules_in(getattr(value, item.name))
 
 
 def _encode(value: Any, where: str) -> Any:

@@ -4,6 +4,7 @@ import dataclasses
 import getpass
 import hashlib
 import json
+import math
 import os
 import platform
 import shlex
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from marin_dagster.code import code_digests, library_versions
-from marin_dagster.recipe import Counts, Recipe, Summary
+from marin_dagster.recipe import Counts, Recipe, StageError, Summary
 
 FORMAT = 1
 RECORD = ".artifact.json"
@@ -74,7 +75,7 @@ class Record:
     def to_json(self) -> str:
         data = dataclasses.asdict(self)
         data["summary"].pop("plots")  # they are files of the artifact
-        return json.dumps(data, indent=1, default=_scalar)
+        return json.dumps(data, indent=1)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Record":
@@ -100,15 +101,26 @@ def summary_from(data: Mapping[str, Any]) -> Summary:
 
 
 def manifest(folder: str) -> tuple[File, ...]:
-    """Lists the files below a local folder with their SHA-256; dot-files and links are left out."""
+    """Lists the files below a local folder with their SHA-256; dot-files are left out.
+
+    Raises StageError for what a record cannot promise: links, and names that are not Unicode.
+    """
     files = []
     for root, folders, names in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
+        kept = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = kept
+        for name in [*kept, *sorted(names)]:
             path = Path(root, name)
-            if not name.startswith(".") and not path.is_symlink():
-                relative = path.relative_to(folder).as_posix()
-                files.append(File(path=relative, bytes=path.stat().st_size, sha256=sha256_of(path)))
+            relative = path.relative_to(folder).as_posix()
+            if name.startswith("."):
+                continue
+            if path.is_symlink():
+                raise StageError("error", f"{relative!r} is a link; write the file itself")
+            if any("\udc80" <= letter <= "\udcff" for letter in relative):
+                raise StageError("error", f"the name {relative!r} is not Unicode; rename the file")
+            if path.is_file():
+                size = path.stat().st_size
+                files.append(File(path=relative, bytes=size, sha256=sha256_of(path)))
     return tuple(sorted(files, key=lambda file: file.path))
 
 
@@ -124,7 +136,7 @@ def manifest_digest(files: tuple[File, ...]) -> str:
 
 
 def describe_code(recipe: Recipe) -> dict[str, Any]:
-    return {"code": code_digests(type(recipe)), "libraries": library_versions(type(recipe))}
+    return {"code": code_digests(recipe), "libraries": library_versions(recipe)}
 
 
 def provenance() -> dict[str, Any]:
@@ -167,12 +179,29 @@ def _git() -> dict[str, Any] | None:
         return None
 
 
+def plain_summary(address: str, summary: Summary) -> Summary:
+    """A summary of plain JSON values, without its plots, which are files.
+
+    NumPy and JAX scalars become numbers, and numbers that JSON lacks become None. Raises StageError
+    that names the field of a value that has no place in JSON.
+    """
+    parts = {}
+    for name in ("numbers", "tables", "notes"):
+        try:
+            parts[name] = plain(getattr(summary, name))
+        except (TypeError, ValueError) as error:
+            raise StageError("error", f"{name} of {address} cannot be recorded: {error}") from error
+    return Summary(counts=summary.counts, **parts)
+
+
 def plain(value: Any) -> Any:
-    """Turns what a build returned into what JSON holds: NumPy and JAX scalars become numbers."""
-    return json.loads(json.dumps(value, default=_scalar))
-
-
-def _scalar(value: Any) -> Any:
-    if hasattr(value, "item"):
-        return value.item()
-    raise TypeError(f"{value!r} of a {type(value).__name__} cannot be written to a record")
+    """Turns what a build returned into what JSON holds."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    if not isinstance(value, (str, bool, int, float, type(None))):
+        if getattr(value, "ndim", None) != 0 or not hasattr(value, "item"):
+            raise TypeError(f"{value!r:.100} is a {type(value).__name__}, not a number or a text")
+        value = value.item()
+    return None if isinstance(value, float) and not math.isfinite(value) else value

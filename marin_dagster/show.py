@@ -3,8 +3,9 @@
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
+from marin_dagster.attempt import process_is_gone
 from marin_dagster.plan import REUSE, Step, compare, describe
-from marin_dagster.recipe import Recipe
+from marin_dagster.recipe import Recipe, StageError
 from marin_dagster.record import Record
 from marin_dagster.store import Store
 
@@ -54,11 +55,16 @@ def age(when: float) -> str:
 
 def artifact_state(store: Store, recipe: Recipe) -> tuple[str, str, Record | None]:
     """Returns (state, notes, record) of one artifact, for a list of them."""
-    record = store.record(recipe)
+    try:
+        record = store.record(recipe)
+    except StageError as error:
+        return "damaged", error.message, None
     last = store.last_attempt(recipe)
     if record is None:
         if last is None:
             return "missing", "", None
+        if last.state == "running" and process_is_gone(last):
+            return "failed", f"attempt {last.number}: killed", None
         if last.state == "running":
             return "running", f"attempt {last.number} on {last.host}", None
         return "failed", f"attempt {last.number}: {last.reason}: {last.message}"[:200], None

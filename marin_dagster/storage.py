@@ -19,8 +19,19 @@ class Storage:
 
     def __init__(self, prefix: str):
         self.prefix = prefix.rstrip("/")
+        if not self.prefix or "::" in self.prefix:
+            raise ValueError(
+                f"prefix={prefix!r} is not a folder of its own; set MARIN_PREFIX to a folder or a "
+                "URL such as gs://bucket/path"
+            )
         self.fs: AbstractFileSystem
-        self.fs, self.root = url_to_fs(self.prefix)
+        try:
+            self.fs, self.root = url_to_fs(self.prefix)
+        except (ImportError, ValueError) as error:
+            raise ValueError(
+                f"prefix={prefix!r} cannot be opened: {error}; install what it needs, or set "
+                "MARIN_PREFIX to a folder"
+            ) from error
         self.local = isinstance(self.fs, LocalFileSystem)
 
     def full(self, path: str) -> str:

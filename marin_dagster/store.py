@@ -1,10 +1,11 @@
 """Turns recipes into artifacts under a prefix: complete with a record, or not there at all."""
 
+import hashlib
 import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from marin_dagster.attempt import (
     start_attempt,
 )
 from marin_dagster.code import code_digest
-from marin_dagster.plan import DAMAGED, REUSE, Judgement, describe, judge
-from marin_dagster.recipe import Placement, Recipe, StageError, Summary
+from marin_dagster.plan import DAMAGED, REUSE, Judgement, describe, drift_behind, judge
+from marin_dagster.recipe import Placement, Recipe, StageError, Summary, walk
 from marin_dagster.record import RECORD, Record
 from marin_dagster.storage import Storage
 
@@ -70,7 +71,9 @@ class Store:
         self._heartbeat_seconds = heartbeat_seconds
         self._stale_seconds = stale_seconds
         self._poll_seconds = poll_seconds
-        self._cache = cache or os.path.join(tempfile.gettempdir(), f"marin-cache-{os.getuid()}")
+        name = hashlib.sha256(self.prefix.encode()).hexdigest()[:12]
+        base = cache or os.path.join(tempfile.gettempdir(), f"marin-cache-{os.getuid()}")
+        self.cache = os.path.join(base, name)  # local copies of what lies at a remote prefix
         self._verified: set[tuple[str, str]] = set()
 
     @property
@@ -137,7 +140,7 @@ class Store:
         base = f"{self.folder(recipe)}/{record.attempt:04d}"
         if self.storage.local:
             return self.storage.full(base)
-        folder = os.path.join(self._cache, base, record.digest)
+        folder = os.path.join(self.cache, base, record.digest)
         missing = [
             file.path
             for file in record.files
@@ -192,6 +195,7 @@ class Store:
             judgement = judge(self, recipe, force=force)
             if judgement.action == REUSE:
                 self._refuse_drift(recipe, judgement)
+                self._refuse_drift_behind(recipe)
                 record = self.record(recipe)
                 assert record is not None
                 return Outcome(record=record, judgement=judgement)
@@ -201,6 +205,7 @@ class Store:
                 )
             for item in recipe.inputs:
                 self.read_input(item)
+            self._refuse_drift_behind(recipe)
             attempt = self._start(recipe, run_id)
             if isinstance(attempt, Attempt):
                 break
@@ -236,6 +241,7 @@ class Store:
                 run_id=run_id,
                 heartbeat_seconds=self._heartbeat_seconds,
                 is_stale=self._is_stale,
+                above=max(map(int, filter(str.isdigit, self.storage.names(folder))), default=0),
             )
         except OSError as error:  # read-only file system, no space, a bucket that refuses
             raise self._unwritable(error) from error
@@ -273,10 +279,17 @@ class Store:
                 "change, or set MARIN_DRIFT=warn",
             )
 
+    def _refuse_drift_behind(self, recipe: Recipe) -> None:
+        """Like `_refuse_drift`, for everything that an artifact was or will be made from."""
+        if self.drift == "error":
+            for address, judgement in drift_behind(self, [recipe], {}).items():
+                if address != recipe.address:
+                    self._refuse_drift(walk([recipe])[address], judgement)
+
     def _commit(self, context: "BuildContext", summary: Summary) -> Record:
         recipe, attempt = context.recipe, context.attempt
         attempt.check()
-        _check_summary(recipe, summary)
+        summary = _checked_summary(recipe, summary)
         plots = _write_plots(context.out, summary)
         files = records.manifest(context.out)
         if not files:
@@ -299,7 +312,7 @@ class Store:
             started=attempt.info.started,
             ended=time.time(),
             attempts=tuple(asdict(info) for info in self.attempts(recipe)[:-1]),
-            summary=replace(summary, plots={}),
+            summary=summary,
             plots=plots,
         )
         attempt.check()
@@ -330,13 +343,13 @@ class BuildContext:
         folder = store.folder(recipe)
         number = f"{attempt.info.number:04d}"
         self._clear_leftovers(folder)
-        identity = f"{recipe.fingerprint}-{code_digest(type(recipe))}"  # what resume may trust
+        identity = f"{recipe.fingerprint}-{code_digest(recipe)}"  # what resume may trust
         if store.storage.local:
             self.out = store.storage.full(f"{folder}/{number}")
             self.work = store.storage.full(f"{folder}/.work/{identity}")
         else:
             self.out = tempfile.mkdtemp(prefix="marin-out-")
-            self.work = os.path.join(store._cache, "work", folder, identity)
+            self.work = os.path.join(store.cache, "work", folder, identity)
         os.makedirs(self.out, exist_ok=True)
         os.makedirs(self.work, exist_ok=True)
 
@@ -377,7 +390,10 @@ class BuildContext:
 
     def _clear_leftovers(self, folder: str) -> None:
         """Removes what failed attempts left, and all but the current files of a `dev` artifact."""
-        record = self.store.record(self.recipe)
+        try:
+            record = self.store.record(self.recipe)
+        except StageError:  # it cannot be read, and this build was forced
+            record = None
         current = {f"{record.attempt:04d}"} if record else set()
         for name in self.store.storage.names(folder):
             if name.isdigit() and name not in current:
@@ -391,7 +407,14 @@ def damage_message(where: str, recipe: Recipe, damage: list[str]) -> str:
     )
 
 
-def _check_summary(recipe: Recipe, summary: Summary) -> None:
+def _checked_summary(recipe: Recipe, summary: Summary) -> Summary:
+    """The summary as plain JSON values; raises StageError for one that cannot be recorded."""
+    if not isinstance(summary, Summary):
+        raise StageError(
+            "error",
+            f"the build of {recipe.address} returned a {type(summary).__name__}; return a Summary",
+        )
+    summary = records.plain_summary(recipe.address, summary)
     counts = summary.counts
     if counts is not None and counts.balance:
         raise CountsError(
@@ -407,6 +430,7 @@ def _check_summary(recipe: Recipe, summary: Summary) -> None:
             f"{dict(counts.dropped)}, errors {dict(counts.errors)}; loosen the rule that dropped "
             "them, or look at the input",
         )
+    return summary
 
 
 def _write_plots(out: str, summary: Summary) -> dict[str, str]:

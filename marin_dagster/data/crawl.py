@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import IO, Any, ClassVar
-from urllib.parse import quote, urljoin, urlsplit
+from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from marin_dagster.data.files import expand_paths, local_copy
 from marin_dagster.data.site import DATE, FolderSite, GeneratedSite, serve
@@ -51,7 +51,7 @@ class Crawl(Pages):
             raise ValueError(f"seeds=() of {self.address} is empty; name at least one URL")
         for seed in self.seeds:
             parts = urlsplit(seed)
-            if parts.scheme not in ("http", "https") or not parts.hostname:
+            if parts.scheme not in ("http", "https") or not parts.hostname or not _has_port(parts):
                 raise ValueError(
                     f"seeds of {self.address} has {seed!r}, which is no http(s) URL; "
                     "write it as 'https://host/path'"
@@ -359,3 +359,11 @@ def _iso_date(http_date: str) -> str:
     from email.utils import parsedate_to_datetime
 
     return parsedate_to_datetime(http_date).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _has_port(parts: SplitResult) -> bool:
+    """False when the port is out of range."""
+    try:
+        return parts.port is None or parts.port > 0
+    except ValueError:
+        return False

@@ -13,6 +13,20 @@ from types import ModuleType
 from marin_dagster.recipe import Recipe, refuse_if_different, walk
 
 GROUP = "marin_dagster.experiments"
+# What the code of somebody else may raise; one package must not take the others down nameless.
+FAULTS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    OSError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
 
 
 @functools.lru_cache(maxsize=1)
@@ -22,38 +36,60 @@ def catalog() -> dict[str, Recipe]:
     return collect((point.name, _load(point)) for point in points)
 
 
-def _load(point: importlib.metadata.EntryPoint) -> ModuleType:
-    try:
-        return point.load()
-    except ImportError as error:
-        raise ValueError(
-            f"experiment {point.name!r} ({point.value}) cannot be imported: {error}; repair it or "
-            "uninstall its package"
-        ) from error
-
-
 def collect(modules: Iterable[tuple[str, ModuleType]]) -> dict[str, Recipe]:
     """Returns the recipes of the given (name, module) experiments, by address.
 
-    Raises ValueError, naming the experiment, when a module is not one, or when two experiments
-    claim one address with different recipes.
+    Raises ValueError, naming the experiment, when a module is not one, when its recipes cannot be
+    made, or when two experiments claim one address with different recipes.
     """
     found: dict[str, Recipe] = {}
     owner: dict[str, str] = {}
     for name, module in modules:
-        if not hasattr(module, "VERSIONS") or not hasattr(module, "experiment"):
-            raise ValueError(
-                f"experiment {name!r} ({module.__name__}) lacks VERSIONS or experiment(version); "
-                "define both"
-            )
-        for version in module.VERSIONS:
-            for address, recipe in walk(module.experiment(version)).items():
+        for version in _versions(name, module):
+            for address, recipe in _recipes(name, module, version).items():
                 first = owner.setdefault(address, name)
                 try:
                     refuse_if_different(found.setdefault(address, recipe), recipe)
                 except ValueError as error:
                     raise ValueError(f"experiments {first!r} and {name!r}: {error}") from error
     return found
+
+
+def _load(point: importlib.metadata.EntryPoint) -> ModuleType:
+    try:
+        return point.load()
+    except FAULTS as error:
+        raise ValueError(
+            f"experiment {point.name!r} ({point.value}) cannot be imported: "
+            f"{type(error).__name__}: {error}; repair it or uninstall its package"
+        ) from error
+
+
+def _versions(name: str, module: ModuleType) -> tuple[str, ...]:
+    versions = getattr(module, "VERSIONS", None)
+    if not isinstance(versions, tuple) or not hasattr(module, "experiment"):
+        raise ValueError(
+            f"experiment {name!r} ({module.__name__}) lacks VERSIONS, a tuple of versions, or "
+            "experiment(version), which returns its targets; define both"
+        )
+    return versions
+
+
+def _recipes(name: str, module: ModuleType, version: str) -> dict[str, Recipe]:
+    """The recipes of one version, each with a fingerprint, so that a bad field shows here."""
+    try:
+        targets = module.experiment(version)
+        if not isinstance(targets, tuple) or not all(isinstance(t, Recipe) for t in targets):
+            raise TypeError(f"it returned {targets!r:.100}, which is not a tuple of recipes")
+        recipes = walk(targets)
+        for recipe in recipes.values():
+            assert recipe.fingerprint
+    except FAULTS as error:
+        raise ValueError(
+            f"experiment {name!r} ({module.__name__}) fails for version {version!r}: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    return recipes
 
 
 def find(target: str) -> Recipe:

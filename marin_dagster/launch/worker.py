@@ -18,7 +18,7 @@ from dagster_pipes import PipesContext, open_dagster_pipes
 
 from marin_dagster.process import die_with_parent
 from marin_dagster.recipe import Placement, Recipe, StageError
-from marin_dagster.record import Record, plain
+from marin_dagster.record import Record, plain_summary
 from marin_dagster.store import Store
 
 PROGRESS_SECONDS = 0.5  # at most one progress message in this time
@@ -90,7 +90,10 @@ def main() -> int:
                 {"kind": "failure", "reason": error.reason, "message": error.message}
             )
             return 1
-        body = plain(dataclasses.asdict(summary))
+        body = {
+            **dataclasses.asdict(plain_summary(context.recipe.address, summary)),
+            "plots": dict(summary.plots),
+        }
         pipes.report_custom_message({"kind": "summary", "summary": body})
     return 0
 

@@ -41,6 +41,12 @@ class Pretrain(Checkpoint):
             raise ValueError(
                 f"data=() of {self.address} is empty; give at least one (token cache, weight)"
             )
+        addresses = [cache.address for cache, _ in self.data]
+        if len(set(addresses)) < len(addresses):
+            raise ValueError(
+                f"data of {self.address} names a cache twice: {', '.join(addresses)}; give it "
+                "once, with the sum of its weights"
+            )
         for cache, weight in self.data:
             if not weight > 0:
                 raise ValueError(

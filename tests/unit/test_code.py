@@ -1,3 +1,4 @@
+import dataclasses
 import importlib
 import subprocess
 import sys
@@ -45,7 +46,7 @@ def lab(tmp_path, monkeypatch):
         for module in [m for m in sys.modules if m.partition(".")[0] == "lab"]:
             del sys.modules[module]
         importlib.invalidate_caches()
-        for cached in (code._closure, code._parse, code._place, code.library_versions):
+        for cached in (code._closure, code._parse, code._place, code._versions):
             cached.cache_clear()
 
     write("constants", "LIMIT = 3\n")
@@ -79,14 +80,14 @@ def test_edited_code_is_announced_when_a_fixed_version_is_reused(lab, tmp_path):
 
 
 def test_comments_docstrings_and_layout_are_not_code(lab):
-    before = code.code_digests(type(lengths()))
+    before = code.code_digests(lengths())
     lab("constants", '"""Says it."""\n\n# three\nLIMIT   =   3\n')
-    assert code.code_digests(type(lengths())) == before
+    assert code.code_digests(lengths()) == before
     assert set(before) == {"lab.recipes", "lab.constants"}
 
 
 def test_the_libraries_that_the_code_imports_are_recorded(lab):
-    assert set(code.library_versions(type(lengths()))) == {"numpy"}
+    assert set(code.library_versions(lengths())) == {"numpy"}
 
 
 def test_looking_at_code_imports_none_of_it():
@@ -94,8 +95,31 @@ def test_looking_at_code_imports_none_of_it():
         "import sys; from marin_dagster import code;"
         "from marin_dagster.experiments import catalog;"
         "recipe = catalog()['evals/quickstart@dev'];"
-        "assert len(code.code_digests(type(recipe))) > 10;"
-        "assert 'jax' in code.library_versions(type(recipe));"
+        "assert len(code.code_digests(recipe)) > 10;"
+        "assert 'jax' in code.library_versions(recipe);"
         "assert not {'jax', 'datasets', 'lm_eval'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_relative_imports_in_a_package_are_followed(lab, tmp_path):
+    lab("recipes", RECIPE.replace("from lab.constants import LIMIT", "from lab.sub import LIMIT"))
+    (tmp_path / "lab" / "sub").mkdir()
+    lab("sub/__init__", "from .impl import LIMIT\n")
+    lab("sub/impl", "LIMIT = 3\n")
+    assert set(code.code_digests(lengths())) == {"lab.recipes", "lab.sub", "lab.sub.impl"}
+
+
+def test_the_code_of_a_value_in_a_field_counts(lab):
+    recipes = importlib.import_module("lab.recipes")
+
+    @dataclasses.dataclass(frozen=True)
+    class Rule:
+        words: int = 3
+
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Ruled(recipes.Lengths):
+        rule: Rule = Rule()
+
+    Rule.__module__ = "lab.constants"
+    assert "lab.constants" in Ruled(name="a", version="dev").modules

@@ -13,7 +13,9 @@ def words(**changes) -> Words:
     return Words(**{"name": "toy", "version": "dev", "words": ("one",), **changes})
 
 
-@pytest.mark.parametrize("version", ["v1", "2026.13.01", "2026.1.1", "latest", "", "2026.01.01.x"])
+@pytest.mark.parametrize(
+    "version", ["v1", "2026.13.01", "2026.02.31", "2026.1.1", "latest", "", "2026.01.01.x"]
+)
 def test_a_version_is_a_calendar_version_or_dev(version):
     with pytest.raises(ValueError, match=r"neither 'dev' nor a calendar version.*YYYY\.MM\.DD"):
         words(version=version)
@@ -101,6 +103,11 @@ def test_payload_diff_names_nested_fields():
 def test_counts_know_what_is_unaccounted_for():
     assert Counts(unit="x", read=5, kept=2, dropped={"a": 1}, errors={"b": 2}).balance == 0
     assert Counts(unit="x", read=5, kept=2).balance == 3
+
+
+def test_a_negative_count_is_refused():
+    with pytest.raises(ValueError, match="short=-1 words is negative"):
+        Counts(unit="words", read=0, kept=1, dropped={"short": -1})
 
 
 def test_a_reason_outside_the_list_is_refused():

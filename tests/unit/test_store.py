@@ -5,13 +5,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from marin_dagster.attempt import attempt_path
 from marin_dagster.plan import plan
-from marin_dagster.recipe import StageError, walk
+from marin_dagster.recipe import Counts, StageError, Summary, walk
 from marin_dagster.record import RECORD
 from marin_dagster.store import CountsError, Store
 from tests.toys import Upper, Words, road
@@ -108,12 +110,103 @@ def test_a_lost_file_is_damage_and_not_a_reason_to_rebuild_silently(tmp_path):
         store.build(WORDS)
 
 
-def test_a_record_that_cannot_be_read_says_which(tmp_path):
+@pytest.mark.parametrize("content", ["", "null", '{"format": 1', '{"format": 2}', "[1]"])
+def test_a_record_that_cannot_be_read_is_damage_and_force_repairs_it(tmp_path, content):
     store = Store(str(tmp_path))
     store.build(WORDS)
-    Path(store.url(WORDS), RECORD).write_text('{"format": 1')
+    Path(store.url(WORDS), RECORD).write_text(content)
+    assert plan(store, [WORDS])[WORDS.address].judgement.action == "damaged"
     with pytest.raises(StageError, match=r"the record of raw/toy@dev at .* cannot be read"):
         store.build(WORDS)
+    assert not store.build(WORDS, force=True).reused
+    assert store.build(WORDS).reused
+
+
+@pytest.mark.parametrize("content", ["", "null", '{"number": 1}', '{"log_tail": []}'])
+def test_an_attempt_file_that_cannot_be_read_blocks_nothing(tmp_path, content):
+    store = Store(str(tmp_path))
+    store.build(WORDS)
+    path = Path(store.url(WORDS), ".attempts", "0001.json")
+    path.write_text(content)
+    assert str(path) in store.last_attempt(WORDS).message
+    assert store.build(WORDS, force=True).record.attempt == 2
+
+
+def test_lost_attempt_files_never_lead_to_the_folder_of_the_artifact(tmp_path):
+    store = Store(str(tmp_path))
+    record = store.build(WORDS).record
+    store.storage.remove("raw/toy/dev/.attempts")
+    with pytest.raises(StageError, match="on purpose"):
+        store.build(WORDS, force=True, work=_fail)
+    assert store.record(WORDS) == record
+    assert store.damage(WORDS, record, checksums=True) == []
+
+
+def _fail(ctx):
+    Path(ctx.out, "words.txt").write_text("half")
+    raise StageError("error", "on purpose")
+
+
+def test_drift_of_an_input_is_refused_too(tmp_path):
+    build_all(Store(str(tmp_path)), road("2026.01.01").inputs[0])
+    changed = Words(name="toy", version="2026.01.01", words=("other",))
+    upper = Upper(name="new", version="2026.01.01", documents=changed)
+    with pytest.raises(StageError, match=r"raw/toy@2026.01.01 has drifted and MARIN_DRIFT=error"):
+        Store(str(tmp_path), drift="error").build(upper)
+
+
+def _returning(summary):
+    def work(ctx):
+        Path(ctx.out, "words.txt").write_text("x")
+        return summary
+
+    return work
+
+
+def test_numpy_values_are_recorded_as_numbers_and_what_json_lacks_as_none(tmp_path):
+    numbers = {"a": np.float32(1.5), "b": np.int64(2), "c": float("nan"), "d": np.array(3)}
+    counts = Counts(unit="words", read=2, kept=1, dropped=Counter(short=1))
+    store = Store(str(tmp_path))
+    store.build(WORDS, work=_returning(Summary(numbers=numbers, counts=counts)))
+    summary = store.record(WORDS).summary
+    assert summary.numbers == {"a": 1.5, "b": 2, "c": None, "d": 3}
+    assert summary.counts.dropped == {"short": 1}
+
+
+@pytest.mark.parametrize(
+    ("summary", "words"),
+    [
+        (Summary(numbers={"a": np.zeros(2)}), r"numbers of raw/toy@dev cannot be recorded: array"),
+        (Summary(numbers={}, tables={"t": [{"x": object()}]}), "tables of raw/toy@dev"),
+        (None, "returned a NoneType; return a Summary"),
+    ],
+)
+def test_a_summary_that_cannot_be_recorded_is_not_committed(tmp_path, summary, words):
+    store = Store(str(tmp_path))
+    with pytest.raises(StageError, match=words):
+        store.build(WORDS, work=_returning(summary))
+    assert store.record(WORDS) is None
+
+
+def test_a_link_among_the_files_is_refused_by_name(tmp_path):
+    def work(ctx):
+        Path(ctx.out, "words.txt").write_text("x")
+        Path(ctx.out, "other.txt").symlink_to("words.txt")
+        return Summary(numbers={})
+
+    with pytest.raises(StageError, match=r"'other.txt' is a link; write the file itself"):
+        Store(str(tmp_path)).build(WORDS, work=work)
+
+
+@pytest.mark.parametrize("prefix", ["/", "", "/a::b"])
+def test_a_prefix_that_is_no_folder_of_its_own_is_refused(prefix):
+    with pytest.raises(ValueError, match=r"prefix=.* is not a folder of its own; set MARIN_PREFIX"):
+        Store(prefix)
+
+
+def test_a_prefix_of_an_unknown_protocol_is_named():
+    with pytest.raises(ValueError, match=r"prefix='nosuch://x' cannot be opened.*MARIN_PREFIX"):
+        Store("nosuch://x")
 
 
 def test_an_unwritable_prefix_is_named_with_the_way_out(tmp_path):

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from jaxtyping import install_import_hook
 
+from marin_dagster.experiments import catalog
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -42,3 +44,24 @@ def prefix(tmp_path, monkeypatch) -> str:
     folder = str(tmp_path / "store")
     monkeypatch.setenv("MARIN_PREFIX", folder)
     return folder
+
+
+@pytest.fixture
+def edit():
+    """Changes fields of a recipe of the catalog, as an edit and a reload would, for one test."""
+    undo = []
+
+    def change(address: str, **fields) -> None:
+        recipe = catalog()[address]
+        undo.append((recipe, {name: recipe.__dict__[name] for name in fields}))
+        _set(recipe, fields)
+
+    yield change
+    for recipe, fields in reversed(undo):
+        _set(recipe, fields)
+
+
+def _set(recipe, fields) -> None:
+    recipe.__dict__.update(fields)
+    for derived in ("payload", "fingerprint"):
+        recipe.__dict__.pop(derived, None)

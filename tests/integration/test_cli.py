@@ -54,17 +54,10 @@ def test_build_without_run_only_plans(prefix, tmp_path):
     assert not (tmp_path / "store").exists()
 
 
-def test_status_shows_state_and_drift_by_field(prefix, monkeypatch):
+def test_status_shows_state_and_drift_by_field(prefix, edit):
     build(prefix, "text/toy@2026.01.01")
-    recipe = experiments.find("text/toy@2026.01.01")
-    monkeypatch.setitem(recipe.__dict__, "suffix", "!")
-    for name in ("payload", "fingerprint"):
-        recipe.__dict__.pop(name, None)
-    try:
-        result = marin("status", "*/toy@2026.01.01")
-    finally:
-        for name in ("payload", "fingerprint"):
-            recipe.__dict__.pop(name, None)
+    edit("text/toy@2026.01.01", suffix="!")
+    result = marin("status", "*/toy@2026.01.01")
     lines = {line.split()[0]: line for line in result.output.splitlines() if "toy" in line}
     assert "complete" in lines["raw/toy@2026.01.01"]
     assert "drifted" in lines["text/toy@2026.01.01"]
@@ -72,17 +65,10 @@ def test_status_shows_state_and_drift_by_field(prefix, monkeypatch):
     assert "missing" in lines["deduped/toy@2026.01.01"]
 
 
-def test_drift_behind_a_reused_artifact_is_told(prefix, monkeypatch):
+def test_drift_behind_a_reused_artifact_is_told(prefix, edit):
     build(prefix, "deduped/toy@2026.01.01")
-    recipe = experiments.find("raw/toy@2026.01.01")
-    monkeypatch.setitem(recipe.__dict__, "words", ("other",))
-    for name in ("payload", "fingerprint"):
-        recipe.__dict__.pop(name, None)
-    try:
-        result = marin("plan", "deduped/toy@2026.01.01")
-    finally:
-        for name in ("payload", "fingerprint"):
-            recipe.__dict__.pop(name, None)
+    edit("raw/toy@2026.01.01", words=("other",))
+    result = marin("plan", "deduped/toy@2026.01.01")
     assert "deduped/toy@2026.01.01  reuse: complete" in result.output
     assert "behind a reused artifact: raw/toy@2026.01.01  reuse: complete; DRIFT" in result.output
 

@@ -22,6 +22,9 @@ Materialize a target here to build all that it needs, in order; what is complete
 
 Each missing artifact is made by a run of its own, with the tag `marin/target`. Look first:
 `marin plan stage/name@version` prints the same plan and runs nothing.
+
+A grey partition was never asked for as a target; its artifact may exist all the same, as the page
+of its own stage and `marin status` show.
 """
 
 
@@ -98,8 +101,10 @@ def _run(
             run_config={"loggers": context.run_config.get("loggers", {})},
         )
         if not result.success:
+            last = opened.last_attempt(recipe)
+            log = f" (log: {opened.log_url(recipe, last.number)})" if last else ""
             raise dg.Failure(
-                f"{recipe.address} failed: {_why(result)}",
+                f"{recipe.address} failed: {_why(result)}{log}",
                 metadata={"run": dg.MetadataValue.dagster_run(result.run_id)},
                 allow_retries=False,
             )

@@ -34,13 +34,17 @@ def announce(context: dg.AssetExecutionContext, line: str) -> None:
 
 def reporter(context: dg.AssetExecutionContext, address: str):
     """Returns the `progress` callback of one build."""
-    started = time.monotonic()
-    last_logged = started
+    last_logged = time.monotonic()
+    first: tuple[float, float] | None = None  # when, and what was done then: a start takes longer
 
     def report(done: float, total: float | None, unit: str, metrics: Mapping[str, float]) -> None:
-        nonlocal last_logged
+        nonlocal last_logged, first
         now = time.monotonic()
-        line = progress_line(done, total, unit, metrics, now - started)
+        if first is None or done < first[1]:
+            first = (now, done)
+        seconds = now - first[0]
+        rate = (done - first[1]) / seconds if seconds > 0 else 0.0
+        line = progress_line(done, total, unit, metrics, rate)
         for listener in _listeners:
             listener.progress(line)
         if now - last_logged >= LOG_SECONDS:
@@ -51,10 +55,9 @@ def reporter(context: dg.AssetExecutionContext, address: str):
 
 
 def progress_line(
-    done: float, total: float | None, unit: str, metrics: Mapping[str, float], seconds: float
+    done: float, total: float | None, unit: str, metrics: Mapping[str, float], rate: float
 ) -> str:
     """`120/500 documents, 30.0/s, 13 s left, loss 3.21`."""
-    rate = done / seconds if seconds > 0 else 0.0
     parts = [f"{done:,.0f}/{total:,.0f} {unit}" if total else f"{done:,.0f} {unit}"]
     if rate > 0:
         parts.append(f"{rate:,.1f}/s")

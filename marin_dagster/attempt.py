@@ -12,6 +12,7 @@ import os
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -74,6 +75,9 @@ class Attempt:
     ) -> None:
         self._stop.set()
         self._thread.join()
+        if error is not None and not isinstance(error, StageError):
+            for line in "".join(traceback.format_exception(error)).splitlines():
+                self.log(line)
         self._save_log()
         if error is None:
             self._end(SUCCEEDED, None, None)

@@ -128,7 +128,8 @@ def _branch(
 def _attempt_lines(store: Store, recipe: Recipe) -> Iterator[str]:
     for info in store.attempts(recipe):
         end = f"{info.ended - info.started:.1f} s" if info.ended else "still going"
-        why = f", {info.reason}: {info.message}" if info.reason else ""
+        log = f"\n               log {store.log_url(recipe, info.number)}"
+        why = f", {info.reason}: {info.message}{log}" if info.reason else ""
         yield f"  attempt {info.number}    {info.state} on {info.host}, {end}{why}"
 
 

@@ -15,6 +15,7 @@ from marin_dagster.attempt import (
     AttemptInfo,
     attempts_of,
     last_attempt,
+    log_path,
     process_is_gone,
     start_attempt,
 )
@@ -134,6 +135,10 @@ class Store:
 
     def last_attempt(self, recipe: Recipe) -> AttemptInfo | None:
         return last_attempt(self.storage, self.folder(recipe))
+
+    def log_url(self, recipe: Recipe, number: int) -> str:
+        """Where the log of an attempt lies."""
+        return self.storage.url(log_path(self.folder(recipe), number))
 
     def localize(self, recipe: Recipe, record: Record) -> str:
         """Returns a local folder with an artifact's files, copied there if they are remote."""

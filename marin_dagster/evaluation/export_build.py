@@ -23,7 +23,7 @@ from marin_dagster.training.checkpoint import load_model, read_config, to_host
 
 WEIGHTS = "model.safetensors"
 CHECKED_WITH = ("torch", "transformers")  # the extra `export`
-INSTALL = "pip install 'marin-dagster[export]'"
+INSTALL = "pip install -c constraints.txt -e '.[export]'"  # in the checkout
 _PLAIN = {  # ours: theirs, same orientation
     "embedding": "model.embed_tokens.weight",
     "norm.weight": "model.norm.weight",

@@ -29,6 +29,11 @@ from marin_dagster.training.schedule import WarmupStableDecay
 
 VERSIONS = ("dev", "2026.11.30")
 SEED = 1
+DESCRIPTION = (
+    "A made-up site of small stories, crawled, cleaned and tokenized; a mixture-of-experts model "
+    "trained on it for about two minutes, then taught to chat. It picks up the words and rhythm of "
+    "its data, and few of the facts: expect story_cloze a little above chance."
+)
 
 MODEL = ModelConfig(
     hidden_dim=128,
@@ -79,7 +84,7 @@ def experiment(version: str) -> tuple[Recipe, ...]:
     )
     export = ExportHuggingFace(**base, checkpoint=chat_model, tokenizer=tokenizer)
     targets = (checkpoint, chat_model, scores, chat_scores, export)
-    return (ExperimentReport(**base, targets=targets),)
+    return (ExperimentReport(**base, targets=targets, description=DESCRIPTION),)
 
 
 def clean_documents(base: dict[str, Any], tasks: Tasks) -> Documents:

@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 import markupsafe
 
-from marin_dagster.kinds import EvalReport
+from marin_dagster.kinds import Checkpoint, EvalReport
 from marin_dagster.openness.lineage import lineage_svg
 from marin_dagster.openness.report import ExperimentReport
 from marin_dagster.openness.report_page import STYLE, TEMPLATE
@@ -72,7 +72,8 @@ def _artifact(recipe: Recipe, record: Record, is_target: bool, ctx: Context) -> 
         "bytes": record.size_bytes,
         "numbers": [{"name": key, "value": value} for key, value in summary.numbers.items()],
         "tables": summary.tables,
-        "notes": {title: text[:NOTE_CHARACTERS] for title, text in summary.notes.items()},
+        "notes": {title: _text(text[:NOTE_CHARACTERS]) for title, text in summary.notes.items()},
+        "is_model": isinstance(recipe, Checkpoint),
         "plots": _plots(ctx.path(recipe), record) if is_target else {},
         "payload": json.dumps(record.payload, indent=1, ensure_ascii=False),
         "provenance": _provenance(record),
@@ -132,15 +133,31 @@ def _warnings(records: Mapping[str, Record]) -> list[str]:
     changing = [address for address in records if address.endswith(f"@{DEV}")]
     dirty = [a for a, r in records.items() if (r.provenance.get("git") or {}).get("dirty")]
     if changing:
-        lines.append(f"Development versions, which can change: {', '.join(changing)}.")
+        lines.append(f"Development versions, which can change: {_some(changing, records)}.")
     if dirty:
-        lines.append(f"Built from a checkout with uncommitted changes: {', '.join(dirty)}.")
+        lines.append(f"Built with uncommitted changes of the code: {_some(dirty, records)}.")
+    for address, record in records.items():
+        if record.summary.numbers.get("logits_checked") is False:
+            lines.append(f"The logits of {address} were not compared with transformers'.")
     for address, record in records.items():
         for item in record.inputs:
             now = records.get(item.address)
             if now is not None and now.digest != item.digest:
                 lines.append(f"{address} is stale: {item.address} was rebuilt since.")
     return lines
+
+
+def _some(addresses: Sequence[str], every: Mapping[str, Record]) -> str:
+    """Names the addresses, unless they are all."""
+    if len(addresses) == len(every):
+        return f"all {len(every)} artifacts"
+    return ", ".join(addresses)
+
+
+def _text(note: str) -> str:
+    """A note without the fences of Markdown, for a page that shows it as it is."""
+    lines = [line for line in note.splitlines() if not line.startswith("```")]
+    return "\n".join(lines).replace("**", "").strip()
 
 
 def _environment() -> jinja2.Environment:

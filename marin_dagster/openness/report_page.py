@@ -23,6 +23,7 @@ summary { cursor: pointer; } summary code { font-size: .95rem; }
 figure { display: inline-block; margin: 0 1rem 1rem 0; }
 figure img { max-width: 100%; width: 520px; background: #fff; border-radius: 6px; }
 figcaption { color: var(--dim); font-size: .85rem; }
+.lineage { max-width: 100%; height: auto; }
 .lineage path { fill: none; stroke: var(--dim); stroke-width: 1.2; opacity: .7; }
 .lineage rect { fill: var(--box); stroke: var(--line); }
 .lineage rect.target { stroke: var(--mark); stroke-width: 2; }
@@ -51,6 +52,11 @@ TEMPLATE = """
 {% for item in artifacts if item.is_report %}{% for heading, rows in item.tables.items() %}
 <h2>{{ heading }} <span class="dim">· {{ item.address }}</span></h2>{{ grid(rows) }}
 {% endfor %}{% endfor %}
+{% for item in artifacts if item.is_model %}
+<h2>What the model writes <span class="dim">· {{ item.address }}</span></h2>
+{% for heading, rows in item.tables.items() if heading == "Answers" %}{{ grid(rows) }}{% endfor %}
+{% for heading, text in item.notes.items() %}<h3>{{ heading }}</h3><pre>{{ text }}</pre>{% endfor %}
+{% endfor %}
 {% for item in artifacts if item.plots %}
 <h2>{{ item.address }}</h2>{% for heading, image in item.plots.items() %}
 <figure><img alt="{{ heading }}" src="{{ image }}"><figcaption>{{ heading }}</figcaption></figure>
@@ -65,7 +71,8 @@ TEMPLATE = """
 {% if item.numbers %}<h3>Numbers</h3>{{ grid(item.numbers) }}{% endif %}
 {% for heading, rows in item.tables.items() if rows and not item.is_report %}
 <h3>{{ heading }}</h3>{{ grid(rows) }}{% endfor %}
-{% for heading, text in item.notes.items() %}<h3>{{ heading }}</h3><pre>{{ text }}</pre>{% endfor %}
+{% for heading, text in item.notes.items() if not item.is_model %}<h3>{{ heading }}</h3>
+<pre>{{ text }}</pre>{% endfor %}
 <h3>Recipe</h3><pre>{{ item.payload }}</pre>
 <h3>Provenance</h3>{{ grid(item.provenance) }}
 <h3>Attempts</h3>{{ grid(item.attempts) }}

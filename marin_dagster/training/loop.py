@@ -69,7 +69,7 @@ def train(
         ctx.log(f"attempt {log.attempt} goes on after step {first}")
     mirror = WandbMirror(
         ctx.placement.wandb_mode,
-        ctx.out,
+        os.path.join(ctx.out, ".wandb"),  # beside the files, not among them: it names this host
         ctx.recipe.address,
         ctx.recipe.payload,
     )

@@ -7,7 +7,6 @@ import json
 import os
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
@@ -75,7 +74,6 @@ class WandbMirror:
 
     def __init__(self, mode: str, folder: str, name: str, config: Mapping[str, Any]):
         self._run = None
-        self._folder = folder
         if mode == "disabled":
             return
         import wandb
@@ -110,9 +108,6 @@ class WandbMirror:
 
         try:
             self._run.finish()
-            for path in Path(self._folder, "wandb").iterdir():
-                if path.is_symlink():  # "latest": an artifact holds no links
-                    path.unlink()
         except (wandb.Error, OSError) as error:
             self._give_up(error)
 

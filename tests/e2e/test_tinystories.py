@@ -24,7 +24,7 @@ def test_a_dataset_becomes_tokens_and_a_model(tmp_path):
         store.build(recipe, placement=Placement(workers=1, wandb_mode="offline"))
     checkpoint = tmp_path / "store" / "checkpoints" / "marin-nano-tinystories" / "dev"
     assert (checkpoint / ".artifact.json").exists()
-    assert list(checkpoint.glob("*/wandb/offline-run-*")), "the curves can be synced later"
+    assert list(checkpoint.glob("*/.wandb/wandb/offline-run-*")), "the curves can be synced later"
     assert (tmp_path / "store" / "tokenized" / "tinystories" / "dev").is_dir()
 
 

@@ -18,30 +18,31 @@ def of(store: Store, recipe: Recipe, outcome: Outcome) -> dict[str, Any]:
     """Numbers to plot, counts, tables, inline plots, links to the exact inputs, and the path."""
     record = outcome.record
     summary = record.summary
-    found: dict[str, Any] = {
-        "path": dg.MetadataValue.path(store.data_url(recipe, record)),
-        "inputs": dg.MetadataValue.md(_links(recipe.inputs)),
-        "reused": outcome.reused,
-        "fingerprint": record.fingerprint,
-        "bytes": record.size_bytes,
-        "files": len(record.files),
-        "seconds": round(record.seconds, 2),
-        "attempts": len(record.attempts) + 1,
-    }
-    found.update(dict(summary.numbers))
+    found: dict[str, Any] = dict(summary.numbers)
     if summary.counts is not None:
         found["counts"] = dg.MetadataValue.md(_counts(summary.counts))
         found["dagster/row_count"] = summary.counts.kept
-    for title, rows in summary.tables.items():
-        found[title] = dg.MetadataValue.md(table(rows))
     folder = store.localize(recipe, record)
     for title, name in record.plots.items():
         svg = Path(folder, name).read_bytes()
         image = base64.b64encode(svg).decode()
         found[title] = dg.MetadataValue.md(f"![{title}](data:image/svg+xml;base64,{image})")
+    for title, rows in summary.tables.items():
+        found[title] = dg.MetadataValue.md(table(rows))
     for title, text in summary.notes.items():
         found[title] = dg.MetadataValue.md(text)
-    return found
+    return {
+        **found,
+        "inputs": dg.MetadataValue.md(_links(recipe.inputs)),
+        "path": dg.MetadataValue.path(store.data_url(recipe, record)),
+        "log": dg.MetadataValue.path(store.log_url(recipe, record.attempt)),
+        "fingerprint": record.fingerprint,
+        "reused": outcome.reused,
+        "bytes": record.size_bytes,
+        "files": len(record.files),
+        "seconds": round(record.seconds, 2),
+        "attempts": len(record.attempts) + 1,
+    }
 
 
 def up_to_date(outcome: Outcome) -> dg.AssetCheckResult:

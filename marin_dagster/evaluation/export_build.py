@@ -23,7 +23,7 @@ from marin_dagster.training.checkpoint import load_model, read_config, to_host
 
 WEIGHTS = "model.safetensors"
 CHECKED_WITH = ("torch", "transformers")  # the extra `export`
-INSTALL = "pip install -c constraints.txt -e '.[export]'"  # in the checkout
+INSTALL = "pip install -c constraints.txt -e '.[export]'"
 _PLAIN = {  # ours: theirs, same orientation
     "embedding": "model.embed_tokens.weight",
     "norm.weight": "model.norm.weight",
@@ -66,7 +66,7 @@ def build_export(recipe: ExportHuggingFace, ctx: Context) -> Summary:
     if missing:
         warning = (
             f"**The exported logits were not checked**: {' and '.join(missing)} not installed. "
-            f"Run `{INSTALL}` and build again to compare them with `transformers`."
+            f"Run `{INSTALL}` in the checkout, then build with --force, to compare them."
         )
         ctx.log(warning)
         return Summary(numbers=numbers, notes={"Logits not checked": warning})

@@ -157,9 +157,9 @@ def fine_tuned(base: dict[str, Any], tokenizer: Tokenizer, checkpoint: Checkpoin
         tokenizer=tokenizer,
         conversations=chats,
         optimizer=OptimizerConfig(
-            learning_rate=1e-3, schedule=WarmupStableDecay(warmup_steps=5, decay_steps=20)
+            learning_rate=4e-3, schedule=WarmupStableDecay(warmup_steps=5, decay_steps=40)
         ),
-        num_steps=40,
+        num_steps=60,
         batch_size=16,
         seed=SEED,
         sample_questions=("Tell me a story about a red kite.", "What does a cow say?"),

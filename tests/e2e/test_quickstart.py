@@ -48,7 +48,7 @@ def test_the_chat_model_answers_and_stops_by_itself(quickstart):
 
 def test_the_model_scores_above_chance_on_stories_that_it_never_saw(quickstart):
     numbers = quickstart.record("evals/quickstart@dev").summary.numbers
-    assert numbers["story_cloze/acc"] > 0.35  # chance is 0.25
+    assert numbers["story_cloze/acc"] > 0.31  # chance is 0.25, its standard error 0.03
 
 
 def test_the_runs_and_their_lineage_are_in_the_instance(quickstart, monkeypatch):

@@ -31,7 +31,7 @@ lint:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 test:
 	$(BIN)/python -m pytest tests/unit tests/integration tests/export -n 2

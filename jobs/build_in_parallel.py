@@ -13,7 +13,7 @@ from assets.build import tag_value
 from assets.partitions import targets
 from marin_dagster.experiments import catalog
 from marin_dagster.plan import Step, plan
-from resources import StoreResource
+from resources import RESOURCES, StoreResource
 
 
 @dg.op
@@ -44,7 +44,7 @@ def submit_backfill(instance: dg.DagsterInstance, target: str, steps: list[Step]
     """Queues one backfill and returns its id. Dagster has no public function for this."""
     subset = AssetGraphSubset.from_asset_partition_set(
         {AssetKeyPartitionKey(dg.AssetKey(step.recipe.stage), step.recipe.key) for step in steps},
-        asset_graph=dg.Definitions(assets=ASSETS).resolve_asset_graph(),
+        asset_graph=dg.Definitions(assets=ASSETS, resources=RESOURCES).resolve_asset_graph(),
     )
     backfill = PartitionBackfill.from_asset_graph_subset(
         backfill_id=make_new_backfill_id(),

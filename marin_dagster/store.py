@@ -294,7 +294,7 @@ class Store:
     def _commit(self, context: "BuildContext", summary: Summary) -> Record:
         recipe, attempt = context.recipe, context.attempt
         attempt.check()
-        summary = _checked_summary(recipe, summary)
+        checked = _checked_summary(recipe, summary)
         plots = _write_plots(context.out, summary)
         files = records.manifest(context.out)
         if not files:
@@ -317,7 +317,7 @@ class Store:
             started=attempt.info.started,
             ended=time.time(),
             attempts=tuple(asdict(info) for info in self.attempts(recipe)[:-1]),
-            summary=summary,
+            summary=checked,
             plots=plots,
         )
         attempt.check()

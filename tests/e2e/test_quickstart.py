@@ -39,6 +39,7 @@ def test_each_trap_of_the_site_is_met_and_counted(quickstart):
 def test_the_model_learns_its_data(quickstart):
     numbers = quickstart.record("checkpoints/quickstart@dev").summary.numbers
     assert numbers["eval_loss"] < 0.35 * numbers["unigram_entropy"]
+    assert "Loss" in quickstart.record("checkpoints/quickstart@dev").plots
 
 
 def test_the_chat_model_answers_and_stops_by_itself(quickstart):

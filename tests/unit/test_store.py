@@ -173,6 +173,14 @@ def test_numpy_values_are_recorded_as_numbers_and_what_json_lacks_as_none(tmp_pa
     assert summary.counts.dropped == {"short": 1}
 
 
+def test_plots_become_files_of_the_artifact(tmp_path):
+    store = Store(str(tmp_path))
+    summary = Summary(numbers={}, plots={"Loss": "<svg/>"})
+    record = store.build(WORDS, work=_returning(summary)).record
+    assert Path(store.data_url(WORDS, record), record.plots["Loss"]).read_text() == "<svg/>"
+    assert record.plots["Loss"] in {file.path for file in record.files}
+
+
 @pytest.mark.parametrize(
     ("summary", "words"),
     [

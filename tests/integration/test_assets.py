@@ -83,6 +83,14 @@ def test_build_makes_what_is_missing_in_order_and_nothing_else(instance, prefix)
     assert (metadata["built"].value, metadata["reused"].value) == (0, 1)
 
 
+def test_build_in_parallel_queues_exactly_what_is_missing(instance, prefix):
+    run(instance, "raw", "toy@dev")
+    job = defs.resolve_job_def("build_in_parallel")
+    assert job.execute_in_process(instance=instance, partition_key="deduped/toy@dev").success
+    (backfill,) = instance.get_backfills()
+    assert set(backfill.asset_selection) == {dg.AssetKey("text"), dg.AssetKey("deduped")}
+
+
 def test_a_materialization_shows_counts_path_and_links_to_its_inputs(instance, prefix):
     run(instance, "raw", "toy@dev")
     result = run(instance, "text", "toy@dev")

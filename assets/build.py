@@ -9,7 +9,7 @@ import dagster as dg
 from assets import metadata
 from assets.partitions import targets
 from assets.progress import announce
-from assets.stage import OWNERS
+from assets.stage import FORCE_TAG, OWNERS, is_forced, tag_value
 from marin_dagster.attempt import MESSAGE_CHARACTERS
 from marin_dagster.experiments import catalog
 from marin_dagster.plan import DAMAGED, REUSE, Step, describe, drift_behind, plan
@@ -39,7 +39,7 @@ of its own stage and `marin status` show.
 def build(context: dg.AssetExecutionContext, store: StoreResource) -> dg.MaterializeResult:
     opened = store.open()
     target = catalog()[context.partition_key]
-    forced = context.run.tags.get("marin/force") == tag_value(target.address)
+    forced = is_forced(context, target)
     steps = plan(opened, [target], force=forced)
     for step in steps.values():
         context.log.info(f"plan: {step.recipe.address}: {describe(step.judgement)}")
@@ -64,11 +64,6 @@ def build(context: dg.AssetExecutionContext, store: StoreResource) -> dg.Materia
     )
 
 
-def tag_value(address: str) -> str:
-    """An address as the value of a run tag."""
-    return address.replace("@", "__")
-
-
 def _run(
     context: dg.AssetExecutionContext,
     opened: Store,
@@ -91,7 +86,7 @@ def _run(
         started = time.monotonic()
         tags = {"marin/target": tag_value(target.address), "marin/artifact": recipe.key}
         if forced and recipe is target:
-            tags["marin/force"] = tag_value(target.address)
+            tags[FORCE_TAG] = tag_value(target.address)
         result = job.execute_in_process(
             instance=context.instance,
             asset_selection=[dg.AssetKey(recipe.stage)],

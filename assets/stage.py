@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
+from functools import partial
 
 import dagster as dg
 
@@ -9,8 +10,8 @@ from assets import metadata
 from assets.partitions import deps_of, keys_of, partitions_of
 from assets.progress import reporter
 from marin_dagster.experiments import catalog
-from marin_dagster.recipe import Placement, StageError
-from marin_dagster.store import BuildContext, CountsError, Outcome
+from marin_dagster.recipe import Placement, Recipe, StageError
+from marin_dagster.store import CountsError, Outcome
 from resources import (
     ExecutorResource,
     HubResource,
@@ -24,11 +25,13 @@ warnings.filterwarnings("ignore", category=dg.PreviewWarning)
 warnings.filterwarnings("ignore", category=dg.BetaWarning)
 
 OWNERS = ["team:laboratory"]
+CODE_VERSION = "1"  # of all stages alike: what changed in a partition, its own check says
+FORCE_TAG = "marin/force"
 POOL = "accelerator"  # one training or evaluation at a time
 
 
 def stage_asset(
-    stage: str, *, group: str, kinds: set[str], description: str, code_version: str = "1"
+    stage: str, *, group: str, kinds: set[str], description: str
 ) -> dg.AssetsDefinition:
     """The asset of a stage; materializing `name@version` builds that artifact, or reuses it."""
     recipes = {key: catalog()[f"{stage}/{key}"] for key in keys_of(stage)}
@@ -41,7 +44,7 @@ def stage_asset(
         kinds=kinds,
         owners=OWNERS,
         description=f"{description}\n\n{metadata.partition_list(recipes.values())}",
-        code_version=code_version,
+        code_version=CODE_VERSION,
         partitions_def=partitions,
         deps=deps_of(stage),
         pool=POOL if accelerated else None,
@@ -63,15 +66,12 @@ def stage_asset(
             workers=executor.processes(), wandb_mode=tracker.mode(), hub_token=hub.token()
         )
 
-        def launch(build: BuildContext):
-            return launcher.run(context, build)
-
         try:
             outcome = opened.build(
                 recipe,
-                work=launch if recipe.accelerated else None,
+                work=partial(launcher.run, context) if recipe.accelerated else None,
                 placement=placement,
-                force=context.run.tags.get("marin/force") == recipe.address.replace("@", "__"),
+                force=is_forced(context, recipe),
                 run_id=context.run_id,
                 progress=reporter(context, recipe.address),
                 log=context.log.info,
@@ -91,6 +91,16 @@ def stage_asset(
         )
 
     return asset
+
+
+def tag_value(address: str) -> str:
+    """An address as the value of a run tag."""
+    return address.replace("@", "__")
+
+
+def is_forced(context: dg.AssetExecutionContext, recipe: Recipe) -> bool:
+    """Whether the run was asked to build this recipe even if it is complete."""
+    return context.run.tags.get(FORCE_TAG) == tag_value(recipe.address)
 
 
 def _checks(stage: str, partitions: dg.PartitionsDefinition) -> list[dg.AssetCheckSpec]:

@@ -9,8 +9,8 @@ from dagster._core.execution.backfill import PartitionBackfill
 from dagster._core.utils import make_new_backfill_id
 
 from assets import ASSETS
-from assets.build import tag_value
 from assets.partitions import targets
+from assets.stage import tag_value
 from marin_dagster.experiments import catalog
 from marin_dagster.plan import Step, plan
 from resources import RESOURCES, StoreResource

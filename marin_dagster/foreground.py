@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import dagster as dg
 from dagster._cli.utils import get_possibly_temporary_instance_for_cli
 
-from assets.build import tag_value
 from assets.progress import listen
+from assets.stage import FORCE_TAG, tag_value
 from marin_dagster.definitions import defs
 from marin_dagster.recipe import Recipe
 
@@ -58,7 +58,7 @@ def build_in_foreground(target: Recipe, *, force: bool) -> bool:
     job = defs.resolve_implicit_global_asset_job_def()
     tags = {"marin/target": tag_value(target.address)}
     if force:
-        tags["marin/force"] = tag_value(target.address)
+        tags[FORCE_TAG] = tag_value(target.address)
     quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
     with contextlib.ExitStack() as stack:
         with _one_at_a_time():  # Dagster's tables are made by the first command that comes

@@ -68,7 +68,7 @@ def experiment(version: str) -> tuple[Recipe, ...]:
     )
 
     checkpoint = pretrained(base, tokenizer, train, heldout)
-    chat_model = fine_tuned(base, tokenizer, checkpoint)
+    chat_model = fine_tuned(base, tokenizer, checkpoint, chats_name="story-chats")
 
     scores = Evaluate(
         **base, checkpoint=checkpoint, tokenizer=tokenizer, tasks=(tasks,), heldout=(heldout,)
@@ -139,11 +139,13 @@ def pretrained(
     )
 
 
-def fine_tuned(base: dict[str, Any], tokenizer: Tokenizer, checkpoint: Checkpoint) -> Checkpoint:
+def fine_tuned(
+    base: dict[str, Any], tokenizer: Tokenizer, checkpoint: Checkpoint, *, chats_name: str
+) -> Checkpoint:
     """The model, taught to answer."""
     version = base["version"]
     chats = TokenizeConversations(
-        name="story-chats",
+        name=chats_name,
         version=version,
         conversations=StoryConversations(
             name="story-chats", version=version, seed=SEED, num_conversations=2_000

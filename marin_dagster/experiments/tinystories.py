@@ -8,15 +8,14 @@ from typing import Any
 from marin_dagster.data.decontaminate import Decontaminate
 from marin_dagster.data.dedup import Deduplicate
 from marin_dagster.data.filter import FilterDocuments, GopherRepetition, MinWords
-from marin_dagster.data.raw import HubDataset, StoryConversations, StoryTasks
-from marin_dagster.data.tokenize import TokenizeConversations, TokenizeDocuments
+from marin_dagster.data.raw import HubDataset, StoryTasks
+from marin_dagster.data.tokenize import TokenizeDocuments
 from marin_dagster.data.tokenizer import TrainTokenizer
 from marin_dagster.evaluation.evaluate import Evaluate
 from marin_dagster.evaluation.export import ExportHuggingFace
-from marin_dagster.experiments.quickstart import MODEL
-from marin_dagster.kinds import Checkpoint, Documents, Tokenizer
+from marin_dagster.experiments.quickstart import MODEL, fine_tuned
+from marin_dagster.kinds import Documents
 from marin_dagster.openness.report import ExperimentReport
-from marin_dagster.posttraining.sft import SupervisedFineTune
 from marin_dagster.recipe import Recipe
 from marin_dagster.training.optimizer import OptimizerConfig
 from marin_dagster.training.pretrain import Pretrain
@@ -74,42 +73,10 @@ def road(
         steps_per_eval=50,
         sample_prompts=("", "Once upon a time"),
     )
-    chat_model = fine_tuned(nano, stories, tokenizer, checkpoint, num_steps // 2)
+    chat_model = fine_tuned(nano, tokenizer, checkpoint, chats_name=f"{stories.name}-chats")
     scores = Evaluate(
         **nano, checkpoint=checkpoint, tokenizer=tokenizer, tasks=(tasks,), heldout=(heldout,)
     )
     export = ExportHuggingFace(**nano, checkpoint=chat_model, tokenizer=tokenizer)
     targets = (checkpoint, chat_model, scores, export)
     return (ExperimentReport(**nano, targets=targets),)
-
-
-def fine_tuned(
-    nano: dict[str, Any],
-    stories: Documents,
-    tokenizer: Tokenizer,
-    checkpoint: Checkpoint,
-    num_steps: int,
-) -> Checkpoint:
-    """The model, taught to answer."""
-    chats = TokenizeConversations(
-        name=f"{stories.name}-chats",
-        version=stories.version,
-        conversations=StoryConversations(
-            name="story-chats", version=stories.version, seed=SEED, num_conversations=2_000
-        ),
-        tokenizer=tokenizer,
-        seq_len=MODEL.seq_len,
-    )
-    return SupervisedFineTune(
-        **nano,
-        checkpoint=checkpoint,
-        tokenizer=tokenizer,
-        conversations=chats,
-        optimizer=OptimizerConfig(
-            learning_rate=1e-3, schedule=WarmupStableDecay(warmup_steps=10, decay_steps=30)
-        ),
-        num_steps=num_steps,
-        batch_size=16,
-        seed=SEED,
-        sample_questions=("Tell me a story about a red kite.",),
-    )

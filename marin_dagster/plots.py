@@ -34,16 +34,6 @@ def line_chart(
     return _svg(draw, title, x, y)
 
 
-def bar_chart(bars: Mapping[str, float], title: str, x: str, y: str) -> str:
-    """Draws one bar per name."""
-
-    def draw(axes: "Axes") -> None:
-        axes.bar(range(len(bars)), list(bars.values()), width=0.8)
-        axes.set_xticks(range(len(bars)), list(bars), fontsize=8)
-
-    return _svg(draw, title, x, y)
-
-
 def _svg(draw, title: str, x: str, y: str) -> str:
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG

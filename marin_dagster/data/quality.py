@@ -236,26 +236,14 @@ def _by_source(
 
 
 def _histogram(scores: "np.ndarray", labels: Sequence[bool], num_bins: int = 20) -> str:
-    """Two overlaid histograms as SVG: positive in blue, negative in orange."""
+    """How many held-out documents of each label have which score, as SVG."""
     import numpy as np
 
+    from marin_dagster.plots import line_chart
+
     positive = np.array(labels)
-    width, height, bar = 420, 160, 20
-    parts = []
-    for chosen, colour, word in (
-        (positive, "#2166ac", "positive"),
-        (~positive, "#e08214", "negative"),
-    ):
-        counts = np.histogram(scores[chosen], bins=num_bins, range=(0, 1))[0]
-        tall = counts / max(1, counts.max()) * (height - 40)
-        parts += [
-            f'<rect x="{10 + i * bar}" y="{height - 20 - h:.1f}" width="{bar - 2}" '
-            f'height="{h:.1f}" fill="{colour}" fill-opacity="0.6"/>'
-            for i, h in enumerate(tall)
-            if h > 0
-        ]
-        x = 120 if word == "positive" else 220
-        parts.append(f'<text x="{x}" y="12" fill="{colour}">{word} ({int(chosen.sum())})</text>')
-    axis = f'<text x="10" y="{height - 5}">0</text><text x="400" y="{height - 5}">1</text>'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'
-    return f'{head} font-family="sans-serif" font-size="11">{"".join(parts)}{axis}</svg>'
+    counts = {}
+    for name, chosen in (("positive", positive), ("negative", ~positive)):
+        heights, edges = np.histogram(scores[chosen], bins=num_bins, range=(0, 1))
+        counts[name] = ((edges[:-1] + edges[1:]) / 2, heights)
+    return line_chart(counts, "Held-out scores", "score", "documents")

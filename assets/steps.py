@@ -210,7 +210,10 @@ def _serve(connection: Connection, ref: Any, workers: int) -> None:
     warnings.filterwarnings("ignore")
     os.environ["MARIN_WORKERS"] = str(workers)
     progress.listen(_Relay(connection))
-    with suppress(EOFError, ConnectionError, KeyboardInterrupt), dg.DagsterInstance.from_ref(ref) as instance:
+    with (
+        suppress(EOFError, ConnectionError, KeyboardInterrupt),
+        dg.DagsterInstance.from_ref(ref) as instance,
+    ):
         while True:
             connection.send(run_step(instance, connection.recv()))
 

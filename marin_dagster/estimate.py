@@ -68,7 +68,9 @@ def _seconds(cost: dict[str, float], earlier: list[Record]) -> float | None:
     if not earlier:
         return None
     for scale in SCALES:
-        paces = [record.seconds / record.cost[scale] for record in earlier if record.cost.get(scale)]
+        paces = [
+            record.seconds / record.cost[scale] for record in earlier if record.cost.get(scale)
+        ]
         if paces and scale in cost:
             return median(paces) * cost[scale]
     return median(record.seconds for record in earlier)

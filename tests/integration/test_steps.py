@@ -1,6 +1,5 @@
 """Steps of one build side by side, in real processes on a real instance."""
 
-import os
 import shutil
 import signal
 import subprocess
@@ -66,7 +65,9 @@ def test_several_targets_share_one_plan_and_each_artifact_is_built_once(folder, 
 def test_a_step_whose_process_is_killed_fails_alone_and_says_so(folder, prefix):
     code, output = build(folder, "filtered/doomed@dev", "filtered/left@dev", "filtered/right@dev")
     assert code == 1
-    assert "filtered/doomed@dev failed: killed: the process of its run was ended by SIGKILL" in output
+    assert (
+        "filtered/doomed@dev failed: killed: the process of its run was ended by SIGKILL" in output
+    )
     store = Store(prefix)
     assert store.record(find("filtered/doomed@dev")) is None
     assert store.record(find("raw/toy@dev")) is not None
@@ -79,12 +80,25 @@ def _steps(opened: dg.DagsterInstance) -> list[dg.DagsterRun]:
     return [run for run in opened.get_runs() if "marin/artifact" in run.tags]
 
 
+def processes_of_two(prefix: str) -> list[str]:
+    """Waits until two steps are under way; returns their process numbers."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        pids = [path.read_text() for path in Path(f"{prefix}.meeting").glob("*")]
+        if len(pids) == 2 and all(pids):
+            return pids
+        time.sleep(0.05)
+    raise AssertionError("two steps never ran side by side")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_all_steps_and_frees_their_addresses(folder, prefix, number):
     process = start(folder, "filtered/lonely@dev", "checkpoints/toy@dev", "filtered/doomed@dev")
     marker = Path(f"{prefix}.meeting")
     deadline = time.monotonic() + 60
-    while len(pids := [p.read_text() for p in marker.glob("*")]) < 2 and time.monotonic() < deadline:
+    while (
+        len(pids := [p.read_text() for p in marker.glob("*")]) < 2 and time.monotonic() < deadline
+    ):
         time.sleep(0.05)
     assert len(pids) == 2
     sent = time.monotonic()
@@ -103,7 +117,9 @@ def test_a_killed_build_takes_its_steps_with_it(folder, prefix):
     process = start(folder, "filtered/lonely@dev", "filtered/doomed@dev")
     marker = Path(f"{prefix}.meeting")
     deadline = time.monotonic() + 60
-    while len(pids := [p.read_text() for p in marker.glob("*")]) < 2 and time.monotonic() < deadline:
+    while (
+        len(pids := [p.read_text() for p in marker.glob("*")]) < 2 and time.monotonic() < deadline
+    ):
         time.sleep(0.05)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()

@@ -111,9 +111,7 @@ class Attempt:
                 self._end(SUCCEEDED, None, None)
             else:
                 self._end(FAILED, reason_of(error), message_of(error))
-        except (
-            OSError
-        ) as lost:  # what the build did or raised stands, whatever becomes of this note
+        except OSError as lost:  # what the build did or raised stands, noted or not
             logger.warning("the end of attempt %d is not recorded: %s", self.info.number, lost)
 
     def log(self, line: str) -> None:

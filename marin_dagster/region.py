@@ -1,4 +1,4 @@
-"""Turns where this process computes and where a bucket lies into a refusal, or a note of why not."""
+"""Turns where this process computes and where a bucket lies into a refusal or a note."""
 
 from typing import Any
 

@@ -172,10 +172,8 @@ class Store:
         try:
             self.storage.download(base, folder, missing)
         except FileNotFoundError as error:
-            damage = [f"{error} is missing"]
-            raise StageError(
-                "bad_input", damage_message(self.url(recipe), recipe, damage)
-            ) from error
+            message = damage_message(self.url(recipe), recipe, [f"{error} is missing"])
+            raise StageError("bad_input", message) from error
         return folder
 
     def read_input(self, recipe: Recipe) -> tuple[Record, str]:
@@ -281,8 +279,8 @@ class Store:
             return self._reuse(recipe, judgement)
         raise StageError(
             "killed",
-            f"another attempt wrote the record of {recipe.address} at {self.url(recipe)} while this "
-            "one was silent; nothing of this one is kept; build it again if it is still wanted",
+            f"another attempt wrote the record of {recipe.address} at {self.url(recipe)} while "
+            "this one was silent; nothing of this one is kept; build it again if you want it",
         )
 
     def _start(self, recipe: Recipe, run_id: str | None) -> Attempt | AttemptInfo:

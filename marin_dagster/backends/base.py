@@ -110,8 +110,8 @@ def opener(prefix: str) -> Callable[[], Backend]:
     if protocol in ("s3", "s3a"):
         return partial(_s3, prefix)
     raise ValueError(
-        f"prefix={prefix!r} cannot be opened: {protocol}:// offers no atomic create and compare-and-"
-        "swap that the store knows; set MARIN_PREFIX to a folder or a gs:// or s3:// URL"
+        f"prefix={prefix!r} cannot be opened: {protocol}:// has no atomic create and compare-and-"
+        "swap that this store knows; set MARIN_PREFIX to a folder or a gs:// or s3:// URL"
     )
 
 

@@ -33,8 +33,8 @@ class GoogleBackend:
 
     def __init__(self, prefix: str):
         bucket, self.root = bucket_of(prefix)
-        self._client = storage.Client(project=None)
-        self._bucket = self._client.bucket(bucket)
+        self._client: Any = storage.Client(project=None)
+        self._bucket: Any = self._client.bucket(bucket)
 
     def transient(self, error: Exception) -> bool:
         if isinstance(error, GoogleAPICallError):

@@ -1,4 +1,4 @@
-"""Keeps bytes on a local or network disk. Atomic: `link` to create, `flock` and `rename` to swap."""
+"""Keeps bytes on a local or network disk. Atomic: `link` creates, `flock` and `rename` swap."""
 
 import contextlib
 import errno

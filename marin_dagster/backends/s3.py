@@ -7,7 +7,7 @@ could inherit.
 from collections.abc import Iterator
 from typing import Any
 
-import boto3
+from boto3.session import Session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
 
@@ -26,7 +26,7 @@ class S3Backend:
     def __init__(self, prefix: str):
         self._bucket, self.root = bucket_of(prefix)
         settings = Config(retries={"mode": "standard", "total_max_attempts": 3})
-        self._client: Any = boto3.session.Session().client("s3", config=settings)
+        self._client: Any = Session().client("s3", config=settings)
 
     def transient(self, error: Exception) -> bool:
         if isinstance(error, ClientError):
@@ -116,7 +116,7 @@ class S3Backend:
 
     def regions(self) -> tuple[str, ...]:
         found = self._client.get_bucket_location(Bucket=self._bucket)["LocationConstraint"]
-        return ({None: "us-east-1", "EU": "eu-west-1"}.get(found, found),)
+        return ("us-east-1" if found is None else "eu-west-1" if found == "EU" else found,)
 
     def _conditional(self, path: str, data: bytes, **condition: str) -> str | None:
         try:

@@ -11,12 +11,14 @@ from typing import Any
 
 from marin_dagster import record as records
 from marin_dagster.attempt import (
+    RUNNING,
     Attempt,
     AttemptInfo,
     attempts_of,
     last_attempt,
     log_path,
     process_is_gone,
+    read_attempt,
     start_attempt,
 )
 from marin_dagster.context import BuildContext, Log, Progress
@@ -323,10 +325,8 @@ class Store:
             f"{other.number}); waiting for it"
         )
         while True:
-            last = self.last_attempt(recipe)
-            if last is None or last.number != other.number or last.state != "running":
-                return
-            if self._is_stale(last):
+            now = read_attempt(self.storage, self.folder(recipe), other.number)
+            if now is None or now.state != RUNNING or self._is_stale(now):
                 return
             time.sleep(self._poll_seconds)
 

@@ -17,6 +17,7 @@ from google.cloud.storage.exceptions import DataCorruption, InvalidResponse
 from marin_dagster.backends.base import Content, Entry, Upload, bucket_of
 
 TRY_AGAIN = (408, 429, 500, 502, 503, 504)
+SMALL: dict[str, Any] = {"retry": None, "timeout": 30.0}  # seconds; `Storage` tries again itself
 
 
 class GoogleBackend:
@@ -46,13 +47,13 @@ class GoogleBackend:
     def read(self, path: str) -> Content | None:
         blob = self._blob(path)
         try:
-            data = blob.download_as_bytes(retry=None)
+            data = blob.download_as_bytes(**SMALL)
         except NotFound:
             return None
         return Content(data, str(blob.generation))
 
     def write(self, path: str, data: bytes) -> None:
-        self._blob(path).upload_from_string(data, retry=None)
+        self._blob(path).upload_from_string(data, **SMALL)
 
     def create(self, path: str, data: bytes) -> str | None:
         return self._conditional(path, data, 0)
@@ -63,14 +64,14 @@ class GoogleBackend:
     def size(self, path: str) -> int | None:
         blob = self._blob(path)
         try:
-            blob.reload(retry=None)
+            blob.reload(**SMALL)
         except NotFound:
             return None
         return blob.size
 
     def names(self, path: str) -> list[str]:
         base = self._base(path)
-        found = self._client.list_blobs(self._bucket, prefix=base, delimiter="/", retry=None)
+        found = self._client.list_blobs(self._bucket, prefix=base, delimiter="/", **SMALL)
         files = [blob.name[len(base) :] for blob in found]
         return [name for name in files if name] + [
             folder[len(base) : -1] for folder in found.prefixes
@@ -78,13 +79,13 @@ class GoogleBackend:
 
     def walk(self, path: str) -> Iterator[Entry]:
         base = self._base(path)
-        for blob in self._client.list_blobs(self._bucket, prefix=base, retry=None):
+        for blob in self._client.list_blobs(self._bucket, prefix=base, **SMALL):
             yield Entry(blob.name[len(base) :], blob.size, blob.updated.timestamp())
 
     def remove(self, path: str) -> None:
         for blob in [self._blob(path), *self._below(path)]:
             with contextlib.suppress(NotFound):
-                blob.delete(retry=None)
+                blob.delete(**SMALL)
 
     def upload(self, path: str, source: str) -> None:
         self._blob(path).upload_from_filename(source)
@@ -103,19 +104,19 @@ class GoogleBackend:
         raise AssertionError("resumable sessions are not listed")
 
     def regions(self) -> tuple[str, ...]:
-        self._bucket.reload(retry=None)
+        self._bucket.reload(**SMALL)
         return tuple(self._bucket.data_locations or [self._bucket.location])
 
     def _conditional(self, path: str, data: bytes, generation: int) -> str | None:
         blob = self._blob(path)
         try:
-            blob.upload_from_string(data, if_generation_match=generation, retry=None)
+            blob.upload_from_string(data, if_generation_match=generation, **SMALL)
         except PreconditionFailed:
             return None
         return str(blob.generation)
 
     def _below(self, path: str) -> list[Any]:
-        return [*self._client.list_blobs(self._bucket, prefix=self._base(path), retry=None)]
+        return [*self._client.list_blobs(self._bucket, prefix=self._base(path), **SMALL)]
 
     def _blob(self, path: str) -> Any:
         return self._bucket.blob(self._key(path))

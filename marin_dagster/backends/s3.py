@@ -7,6 +7,7 @@ could inherit.
 from collections.abc import Iterator
 from typing import Any
 
+from boto3.exceptions import S3UploadFailedError
 from boto3.session import Session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
@@ -21,11 +22,15 @@ class S3Backend:
     """Objects below a prefix of a bucket; a version is the ETag of an object."""
 
     local = False
-    errors: tuple[type[Exception], ...] = (ClientError, BotoCoreError)
+    errors: tuple[type[Exception], ...] = (ClientError, BotoCoreError, S3UploadFailedError)
 
     def __init__(self, prefix: str):
         self._bucket, self.root = bucket_of(prefix)
-        settings = Config(retries={"mode": "standard", "total_max_attempts": 3})
+        settings = Config(
+            connect_timeout=10,
+            read_timeout=30,
+            retries={"mode": "standard", "total_max_attempts": 3},
+        )
         self._client: Any = Session().client("s3", config=settings)
 
     def transient(self, error: Exception) -> bool:
@@ -87,7 +92,10 @@ class S3Backend:
                     raise ClientError({"Error": failed}, "DeleteObjects")
 
     def upload(self, path: str, source: str) -> None:
-        self._client.upload_file(source, self._bucket, self._key(path))
+        try:
+            self._client.upload_file(source, self._bucket, self._key(path))
+        except S3UploadFailedError as error:
+            raise error.__context__ or error from error  # what S3 said, which may be "slow down"
 
     def download(self, path: str, target: str) -> None:
         with open(target, "wb") as file:

@@ -2,17 +2,15 @@
 
 import sys
 import time
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Sequence
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from marin_dagster.environment import read_environment
 from marin_dagster.experiments import catalog, find
 from marin_dagster.plan import DAMAGED, describe, drift_behind, plan
-from marin_dagster.recipe import Recipe, StageError, payload_diff
+from marin_dagster.recipe import Recipe, payload_diff
 from marin_dagster.show import (
     age,
     artifact_lines,
@@ -22,23 +20,8 @@ from marin_dagster.show import (
 )
 from marin_dagster.store import Store
 from marin_dagster.targets import resolve
-
-WIDE = 240  # columns of a table that goes into a file or a pipe
-console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else WIDE)
-
-
-def clear_errors(command: Callable) -> Callable:
-    """Shows what a person can mend as one line, without a traceback; the exit code is 2."""
-
-    @wraps(command)
-    def wrapped(*args, **kwargs):
-        try:
-            return command(*args, **kwargs)
-        except (ValueError, TypeError, StageError) as error:
-            click.secho(f"error: {error}", fg="red", err=True)
-            sys.exit(2)
-
-    return wrapped
+from marin_dagster.terminal import clear_errors, console
+from marin_dagster.upkeep_cli import adopt_command, gc_command, verify_command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -47,6 +30,10 @@ def main() -> None:
 
     TARGETS are addresses, stage/name@version, or shell patterns over them, 'evals/*@2026.*'.
     """
+
+
+for upkeep in (gc_command, adopt_command, verify_command):
+    main.add_command(upkeep)
 
 
 @main.command(name="plan")

@@ -176,7 +176,7 @@ def judge(store: Store, recipe: Recipe, *, force: bool = False) -> Judgement:
 def compare(store: Store, recipe: Recipe, record: Record) -> tuple[Difference, ...]:
     """Lists what differs between what an artifact was made with and what would make it now."""
     rows = [("recipe", *row) for row in payload_diff(dict(record.payload), recipe.payload)]
-    code = code_digests(recipe)
+    code = code_digests(recipe) if record.adopted is None else {}
     for module in sorted({*record.code, *code}):
         rows.append(("code", module, record.code.get(module), code.get(module)))
     recorded = {item.address: item.digest for item in record.inputs}

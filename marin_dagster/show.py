@@ -103,6 +103,8 @@ def artifact_lines(store: Store, recipe: Recipe) -> Iterator[str]:
     yield f"  files        {len(record.files)}, {human_bytes(record.size_bytes)}"
     yield f"  data         {store.data_url(recipe, record)}"
     yield f"  made         {age(record.ended)} in {record.seconds:.1f} s by {_who(record)}"
+    if record.adopted is not None:
+        yield f"  adopted      from {record.adopted['source']} by {record.adopted['by']}"
     yield f"  command      {record.provenance.get('command')}"
     yield f"  run          {record.run_id or 'outside Dagster'}"
     for item in record.inputs:

@@ -7,6 +7,8 @@ from pathlib import Path
 from marin_dagster.recipe import Placement
 from marin_dagster.store import Store
 
+DEFAULT_WEBSERVER = "http://127.0.0.1:3000"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
@@ -15,6 +17,7 @@ class Environment:
     prefix: str  # MARIN_PREFIX: folder or bucket of all artifacts
     drift: str  # MARIN_DRIFT: warn | error
     placement: Placement  # MARIN_WORKERS, HF_TOKEN, WANDB_MODE
+    webserver: str  # MARIN_DAGSTER_URL: where `dagster dev` is reached
 
     def store(self) -> Store:
         return Store(self.prefix, drift=self.drift)
@@ -30,6 +33,7 @@ def read_environment() -> Environment:
             hub_token=os.environ.get("HF_TOKEN") or None,
             wandb_mode=_wandb_mode(),
         ),
+        webserver=os.environ.get("MARIN_DAGSTER_URL") or DEFAULT_WEBSERVER,
     )
 
 

@@ -70,7 +70,7 @@ def plan(store: Store, targets: Iterable[Recipe], *, force: bool = False) -> dic
     targets = list(targets)
     walk(targets)  # refuses two recipes at one address
     steps: dict[str, Step] = {}
-    forced = {target.address for target in targets} if force else set()
+    forced = {_forceable(target).address for target in targets} if force else set()
 
     def visit(recipe: Recipe) -> Step:
         if recipe.address in steps:
@@ -83,6 +83,8 @@ def plan(store: Store, targets: Iterable[Recipe], *, force: bool = False) -> dic
                 judgement = replace(
                     judgement, action=RUN, reason=f"its input {rebuilt[0]} will be rebuilt"
                 )
+        if recipe.made_by is not None and judgement.action == RUN:
+            judgement = _made_on_the_way(visit(recipe.made_by), judgement)
         steps[recipe.address] = Step(recipe=recipe, judgement=judgement)
         return steps[recipe.address]
 
@@ -159,6 +161,24 @@ def describe(judgement: Judgement) -> str:
         if judgement.stale:
             text += f"; STALE {'; '.join(map(str, judgement.stale))}"
     return text
+
+
+def _forceable(target: Recipe) -> Recipe:
+    if target.made_by is not None:
+        raise ValueError(
+            f"{target.address} cannot be forced: {target.made_by.address} makes it on its way; "
+            f"build it again with `marin build {target.made_by.address} --run --force`"
+        )
+    return target
+
+
+def _made_on_the_way(maker: Step, judgement: Judgement) -> Judgement:
+    """What becomes of an absent artifact that another recipe's build makes on its way."""
+    address = maker.recipe.address
+    if maker.runs:
+        return replace(judgement, reason=f"made by {address} on its way")
+    gone = f"it is not there, and {address}, which makes it on its way, is complete"
+    return replace(judgement, action=DAMAGED, reason=gone)
 
 
 def _needed(store: Store, judgement: Judgement, item: Recipe) -> bool:

@@ -21,6 +21,7 @@ from marin_dagster.attempt import (
 )
 from marin_dagster.code import code_digest
 from marin_dagster.plan import DAMAGED, REUSE, Judgement, describe, drift_behind, judge
+from marin_dagster.publish import publish, refuse_unpublished
 from marin_dagster.recipe import Placement, Recipe, StageError, Summary, walk
 from marin_dagster.record import RECORD, Record
 from marin_dagster.storage import Storage
@@ -286,14 +287,16 @@ class Store:
 
     def _refuse_drift_behind(self, recipe: Recipe) -> None:
         """Like `_refuse_drift`, for everything that an artifact was or will be made from."""
+        own = {recipe.address, *([recipe.made_by.address] if recipe.made_by else ())}
         if self.drift == "error":
             for address, judgement in drift_behind(self, [recipe], {}).items():
-                if address != recipe.address:
+                if address not in own:
                     self._refuse_drift(walk([recipe])[address], judgement)
 
     def _commit(self, context: "BuildContext", summary: Summary) -> Record:
         recipe, attempt = context.recipe, context.attempt
         attempt.check()
+        refuse_unpublished(context)
         checked = _checked_summary(recipe, summary)
         plots = _write_plots(context.out, summary)
         files = records.manifest(context.out)
@@ -379,6 +382,9 @@ class BuildContext:
         if self._on_log:
             self._on_log(message)
 
+    def publish(self, recipe: Recipe, folder: str, summary: Summary) -> None:
+        publish(self, recipe, folder, summary)
+
     def inputs_read(self) -> list[records.Input]:
         """The inputs with the digests that they have now."""
         return [
@@ -406,9 +412,10 @@ class BuildContext:
 
 
 def damage_message(where: str, recipe: Recipe, damage: list[str]) -> str:
+    again = recipe.made_by or recipe
     return (
         f"{recipe.address} at {where} is damaged: {'; '.join(damage[:5])}; restore the files, or "
-        f"build it again with `marin build {recipe.address} --run --force`"
+        f"build it again with `marin build {again.address} --run --force`"
     )
 
 

@@ -86,6 +86,9 @@ class Inbox:
             self._build.log(body["message"])
         elif kind == "failure":
             self.failure = (body["reason"], body["message"])
+        elif kind == "publish":
+            made = {item.address: item for item in self._build.recipe.makes}[body["address"]]
+            self._build.publish(made, body["folder"], summary_from(body["summary"]))
         elif kind == "summary":
             self.summary = summary_from(body["summary"])
 

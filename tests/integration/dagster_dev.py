@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-
 ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 180
 
@@ -45,7 +44,7 @@ class DagsterDev:
             "MARIN_DAGSTER_URL": self.url,
             **environment,
         }
-        self.environment.pop("DAGSTER_HOME", None)
+        self.environment["DAGSTER_HOME"] = str(folder)
         settings = (ROOT / "dagster.yaml").read_text()
         # an evaluation beside a training takes a second place in the pool
         (folder / "dagster.yaml").write_text(
@@ -54,7 +53,7 @@ class DagsterDev:
         shutil.copy(ROOT / "workspace.yaml", folder)
 
     def __enter__(self) -> "DagsterDev":
-        log = open(self.folder / "dagster-dev.log", "wb")  # noqa: SIM115 (kept by the child)
+        log = open(self.folder / "dagster-dev.log", "wb")
         self.process = self.start("dagster", "dev", "-p", str(self.port), stdout=log)
         wait_for(self._answers, f"dagster dev at {self.url}", START_SECONDS)
         return self
@@ -109,13 +108,3 @@ class DagsterDev:
             except OSError:  # gone, or of somebody else
                 continue
         return found
-
-
-def install(site: Path, **experiments: str) -> str:
-    """Names experiments by entry points, as pip does; returns the PYTHONPATH that finds them."""
-    info = site / "lab-0.0.1.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: lab\nVersion: 0.0.1\n")
-    points = "".join(f"{name} = {value}\n" for name, value in experiments.items())
-    (info / "entry_points.txt").write_text(f"[marin_dagster.experiments]\n{points}")
-    return os.pathsep.join([str(site), os.environ["PYTHONPATH"]])

@@ -1,6 +1,7 @@
 """Experiments for the tests of what runs by itself: one that recurs, one that trains for long."""
 
 import os
+import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.toys import Joined, Upper, Words
 
 GATE = "LAB_GATE"  # a file that the training waits for
 GATE_SECONDS = 400
+MISTAKE = "LAB_MISTAKE"  # LAB_MISTAKE_2: what goes wrong at step 2
 FIRST, SECOND = "2026.01.01", "2026.01.02"
 
 
@@ -25,7 +27,6 @@ class Training(Checkpoint):
     stage: ClassVar[str] = "checkpoints"
     accelerated: ClassVar[bool] = True
     snapshots: tuple[int, ...] = ()
-    mistake: str = ""
 
     @property
     def makes(self) -> tuple[Snapshot, ...]:
@@ -35,9 +36,12 @@ class Training(Checkpoint):
         for snapshot in self.makes:
             draft = Path(ctx.work, snapshot.key)
             draft.mkdir()
-            (draft / "model.txt").write_text(f"{snapshot.step}\n")
-            if self.mistake != "forget":
+            (draft / "model.txt").write_text(f"{snapshot.step} {time.time_ns()}\n")
+            mistake = os.environ.get(f"{MISTAKE}_{snapshot.step}")
+            if mistake != "forget":
                 ctx.publish(snapshot, str(draft), Summary(numbers={"steps": snapshot.step}))
+            if mistake == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
         gate, started = os.environ.get(GATE), time.monotonic()
         while gate and not os.path.exists(gate):
             assert time.monotonic() - started < GATE_SECONDS

@@ -5,11 +5,13 @@ import subprocess
 
 import pytest
 
+from marin_dagster.experiments import catalog
 from marin_dagster.recipe import Recipe, walk
 from marin_dagster.store import Store
 from tests.integration import lab
-from tests.integration.dagster_dev import DagsterDev, install, wait_for
+from tests.integration.dagster_dev import DagsterDev, wait_for
 
+FROM_CLI = ("raw/toy@2026.01.01", "raw/toy@2026.02.03")
 SELECTOR = {"repositoryName": "__repository__", "repositoryLocationName": "marin"}
 START_SCHEDULE = """
 mutation ($selector: ScheduleSelector!) { startSchedule(scheduleSelector: $selector) {
@@ -38,12 +40,7 @@ STATES = """{ workspaceOrError { ... on Workspace { locationEntries { locationOr
 @pytest.fixture(scope="module")
 def dev(tmp_path_factory):
     folder = tmp_path_factory.mktemp("automation")
-    path = install(
-        folder / "site",
-        rounds="tests.integration.lab:every_minute",
-        live="tests.integration.lab:training",
-    )
-    with DagsterDev(folder, PYTHONPATH=path, LAB_GATE=str(folder / "gate")) as started:
+    with DagsterDev(folder, LAB_GATE=str(folder / "gate")) as started:
         yield started
 
 
@@ -67,11 +64,14 @@ def started(dev) -> dict:
     }
     answer = dev.ask(BACKFILL, params=params)["launchPartitionBackfill"]
     assert answer["__typename"] == "LaunchBackfillSuccess", answer
+    words = ["job", "backfill", "-w", "workspace.yaml", "-j", "build_targets", "--noprompt"]
+    from_cli = dev.start("dagster", *words, "--partitions", ",".join(FROM_CLI))
     training = dev.start("marin", "build", f"checkpoints/live@{lab.FIRST}", "--run")
     return {
         "states": before,
         "partitions": keys,
         "backfill": answer["backfillId"],
+        "from_cli": from_cli,
         "training": training,
     }
 
@@ -121,9 +121,7 @@ def test_a_backfill_over_versions_builds_each_and_what_they_share_once(dev, star
     store = Store(dev.prefix)
     both = [lab.rounds(version)[0] for version in (lab.FIRST, lab.SECOND)]
     shared = walk(both)["text/shared@2026.01.01"]
-    assert [store.record(target).run_id for target in both] == list(
-        dict.fromkeys(store.record(target).run_id for target in both)
-    )
+    assert len({store.record(target).run_id for target in both}) == len(both)
     digests = {
         item.digest
         for target in both
@@ -132,3 +130,21 @@ def test_a_backfill_over_versions_builds_each_and_what_they_share_once(dev, star
     }
     assert digests == {store.record(shared).digest}
     assert [attempt.state for attempt in store.attempts(shared)] == ["succeeded"]
+
+
+def test_a_backfill_from_the_command_line_builds_each_version(dev, started):
+    said, _ = started["from_cli"].communicate(timeout=120)
+    assert started["from_cli"].returncode == 0, said
+    for target in FROM_CLI:
+        wait_for(lambda target=target: complete(dev, catalog()[target]), f"{target} {said}")
+
+
+def test_every_way_to_run_read_what_the_recipe_says(dev):
+    store = Store(dev.prefix)
+    found = {address: store.record(recipe) for address, recipe in catalog().items()}
+    built = {address: record for address, record in found.items() if record is not None}
+    for stage in ("text", "deduped", "snapshots", "evals"):
+        assert any(address.startswith(f"{stage}/") for address in built), stage
+    for address, record in built.items():
+        wanted = [item.address for item in catalog()[address].inputs]
+        assert [item.address for item in record.inputs] == wanted

@@ -1,7 +1,7 @@
 """Turns checkpoints that are complete into runs of the evaluations that they lack."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import dagster as dg
 
@@ -75,7 +75,7 @@ def _is_running(store: Store, recipe: Recipe) -> bool:
     return last is not None and last.state == RUNNING and not process_is_gone(last)
 
 
-def _run_key(store: Store, recipe: Recipe, models: list[Recipe]) -> str:
+def _run_key(store: Store, recipe: Recipe, models: Sequence[Recipe]) -> str:
     """The same for the same evaluation of the same weights: a key is used once."""
     records = [store.record(item) for item in models]
     digests = [record.digest for record in records if record is not None]

@@ -15,6 +15,10 @@ FROM_CLI = ("raw/toy@2026.01.01", "raw/toy@2026.02.03")
 SELECTOR = {"repositoryName": "__repository__", "repositoryLocationName": "marin"}
 START_SCHEDULE = """
 mutation ($selector: ScheduleSelector!) { startSchedule(scheduleSelector: $selector) {
+  __typename ... on ScheduleStateResult { scheduleState { id } } ... on PythonError { message } } }
+"""
+STOP_SCHEDULE = """
+mutation ($id: String) { stopRunningSchedule(id: $id) {
   __typename ... on PythonError { message } } }
 """
 START_SENSOR = """
@@ -55,6 +59,7 @@ def started(dev) -> dict:
     selected = {**SELECTOR, "scheduleName": "renew_rounds"}
     answer = dev.ask(START_SCHEDULE, selector=selected)["startSchedule"]
     assert answer["__typename"] == "ScheduleStateResult", answer
+    schedule = answer["scheduleState"]["id"]
     selected = {**SELECTOR, "sensorName": "evaluate_checkpoints"}
     answer = dev.ask(START_SENSOR, selector=selected)["startSensor"]
     assert answer["__typename"] == "Sensor", answer
@@ -70,6 +75,7 @@ def started(dev) -> dict:
     return {
         "states": before,
         "partitions": keys,
+        "schedule": schedule,
         "backfill": answer["backfillId"],
         "from_cli": from_cli,
         "training": training,
@@ -89,6 +95,16 @@ def test_schedules_and_sensors_are_off_until_turned_on(started):
     assert started["states"]["evaluate_checkpoints"] == "STOPPED"
 
 
+def test_a_tick_adds_a_version_shows_it_and_builds_it_without_an_edit(dev, started):
+    today = datetime.datetime.now(datetime.UTC).strftime("%Y.%m.%d")
+    (target,) = lab.rounds(today)
+    wait_for(lambda: complete(dev, target), f"{target.address} built by the schedule")
+    assert target.address not in started["partitions"]
+    assert target.address in partitions(dev)
+    answer = dev.ask(STOP_SCHEDULE, id=started["schedule"])["stopRunningSchedule"]
+    assert answer["__typename"] == "ScheduleStateResult", answer
+
+
 def test_a_snapshot_is_evaluated_while_its_training_goes_on(dev, started):
     training: subprocess.Popen = started["training"]
     last, early = lab.live(lab.FIRST)
@@ -102,14 +118,6 @@ def test_a_snapshot_is_evaluated_while_its_training_goes_on(dev, started):
     assert training.returncode == 0, said
     wait_for(lambda: complete(dev, last), "the evaluation of the checkpoint")
     assert complete(dev, early).digest == record.digest
-
-
-def test_a_tick_adds_a_version_shows_it_and_builds_it_without_an_edit(dev, started):
-    today = datetime.datetime.now(datetime.UTC).strftime("%Y.%m.%d")
-    (target,) = lab.rounds(today)
-    wait_for(lambda: complete(dev, target), f"{target.address} built by the schedule")
-    assert target.address not in started["partitions"]
-    assert target.address in partitions(dev)
 
 
 def test_a_backfill_over_versions_builds_each_and_what_they_share_once(dev, started):

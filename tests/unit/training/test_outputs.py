@@ -61,18 +61,6 @@ def test_snapshots_are_models_of_their_step_with_the_metrics_so_far(built):
     assert not eqx.tree_equal(models[1], models[2])
 
 
-def test_a_training_is_the_same_with_and_without_snapshots(built, inputs):
-    plain = dataclasses.replace(RUN, name="plain", snapshots=())
-    ctx = FakeContext(plain, inputs, **QUIET)
-    plain.build(ctx)
-    assert eqx.tree_equal(load_model(ctx.out)[0], load_model(built.out)[0])
-    losses = [
-        [row["train/loss"] for row in read_metrics(os.path.join(found.out, "metrics.jsonl"))]
-        for found in (ctx, built)
-    ]
-    assert losses[0] == losses[1]
-
-
 def test_what_a_killed_attempt_wrote_and_did_not_publish_is_published(built, inputs, tmp_path):
     shutil.copytree(inputs / "artifacts", tmp_path / "artifacts")
     for recipe in (*RUN.makes, RUN):

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -325,7 +326,7 @@ class Store:
         )
         attempt.check()
         self.storage.write(f"{folder}/{RECORD}", record.to_json().encode())
-        self.storage.remove(f"{folder}/.work")
+        shutil.rmtree(os.path.dirname(context.work), ignore_errors=True)
         return record
 
 

@@ -2,6 +2,7 @@
 
 import sys
 
+import dagster as dg
 import pytest
 from dagster._core.remote_representation.external_data import RepositorySnap
 from dagster._serdes import deserialize_value, serialize_value
@@ -74,6 +75,12 @@ def test_checks_of_a_partition_open_its_own_files_and_those_of_its_inputs(instan
     assert all(item.passed for item in checks(result).values())
     folders = {"/".join(path.split("/")[:3]) for path in paths}
     assert folders == {"raw/toy/2026.01.01", "text/toy/2026.01.01"}
+
+
+def test_what_a_run_publishes_shows_as_a_partition(instance, prefix):
+    assert run(instance, "build", "checkpoints/live@2026.01.01").success
+    found = instance.get_materialized_partitions(dg.AssetKey("snapshots"))
+    assert found == {"live.step-2@2026.01.01"}
 
 
 class opened:

@@ -99,7 +99,9 @@ def test_a_run_that_was_killed_keeps_what_it_had_published(store, monkeypatch):
     assert [info.reason for info in store.attempts(RUN)] == ["killed", None]
 
 
-def test_a_run_that_is_built_again_replaces_what_it_had_published(store):
+@pytest.mark.parametrize("scheme", ["file", "memory"])
+def test_a_run_that_is_built_again_replaces_what_it_had_published(tmp_path, scheme):
+    store = Store(f"{scheme}://{tmp_path}/store", cache=str(tmp_path / "cache"))
     store.build(RUN)
     before = text(store, EARLY)
     store.build(RUN, force=True)

@@ -1,4 +1,4 @@
-"""Turns commands into plans, builds and views: `marin plan | build | status | show | diff`."""
+"""Turns commands into plans, builds, versions and views: `marin plan | build | renew | status`."""
 
 import sys
 import time
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import click
 from rich.table import Table
 
+from marin_dagster import experiments
 from marin_dagster.environment import read_environment
 from marin_dagster.experiments import catalog, find
 from marin_dagster.plan import DAMAGED, describe, drift_behind, plan
@@ -66,6 +67,29 @@ def build(targets: tuple[str, ...], run: bool, force: bool) -> None:
     for recipe in recipes:
         console.print(f"{recipe.address} is at {store.url(recipe)}")
     console.print(f"done in {time.monotonic() - started:,.1f} s")
+
+
+@main.command()
+@click.argument("experiment")
+@click.option("--version", help="A calendar version; by default that of today.")
+@click.option("--run", is_flag=True, help="Build the targets of the new version.")
+@clear_errors
+def renew(experiment: str, version: str | None, run: bool) -> None:
+    """Add a version to EXPERIMENT, which recurs, and show it to a running `dagster dev`."""
+    targets = experiments.renew(experiment, version=version)
+    console.print(f"{experiment} has the version {targets[0].version}: its targets are")
+    for target in targets:
+        console.print(f"  {target.address}")
+    from resources import WebserverResource
+
+    fault = WebserverResource().reload()
+    if fault:
+        console.print(f"note: {fault}", style="yellow")
+    if run:
+        from marin_dagster.foreground import build_in_foreground
+
+        if not build_in_foreground(targets, force=False):
+            sys.exit(1)
 
 
 @main.command()

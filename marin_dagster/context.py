@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from marin_dagster import record as records
 from marin_dagster.attempt import Attempt, attempts_of
 from marin_dagster.code import code_digest
-from marin_dagster.recipe import Placement, Recipe, StageError
+from marin_dagster.publish import publish
+from marin_dagster.recipe import Placement, Recipe, StageError, Summary
 from marin_dagster.record import Record
 
 if TYPE_CHECKING:
@@ -73,6 +74,9 @@ class BuildContext:
         self.attempt.log(message)
         if self._on_log:
             self._on_log(message)
+
+    def publish(self, recipe: Recipe, folder: str, summary: Summary) -> None:
+        publish(self, recipe, folder, summary)
 
     def inputs_read(self) -> tuple[records.Input, ...]:
         """The inputs, with the digests of what was read."""

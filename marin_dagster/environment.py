@@ -7,6 +7,8 @@ from pathlib import Path
 from marin_dagster.recipe import Placement
 from marin_dagster.store import Store
 
+DEFAULT_WEBSERVER = "http://127.0.0.1:3000"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
@@ -19,6 +21,7 @@ class Environment:
     cross_region: bool  # MARIN_CROSS_REGION: allow
     container_image: str | None  # MARIN_CONTAINER_IMAGE
     placement: Placement  # MARIN_WORKERS, HF_TOKEN, WANDB_MODE
+    webserver: str  # MARIN_DAGSTER_URL: where `dagster dev` is reached
 
     def store(self, *, prefix: str | None = None, drift: str | None = None) -> Store:
         """The store of this environment; what is given wins over the environment."""
@@ -45,6 +48,7 @@ def read_environment() -> Environment:
             hub_token=os.environ.get("HF_TOKEN") or None,
             wandb_mode=_wandb_mode(),
         ),
+        webserver=os.environ.get("MARIN_DAGSTER_URL") or DEFAULT_WEBSERVER,
     )
 
 

@@ -134,7 +134,7 @@ def _branch(
     if repeated:
         return
     below = stem + {"": "", "├─ ": "│  ", "└─ ": "   "}[branch]
-    children = [item for item in recipe.inputs if item.address in steps]
+    children = [item for item in recipe.needs if item.address in steps]
     for number, child in enumerate(children):
         mark = "└─ " if number == len(children) - 1 else "├─ "
         yield from _branch(steps, child, below, mark, seen)

@@ -23,6 +23,7 @@ from marin_dagster.attempt import (
 )
 from marin_dagster.context import BuildContext, Log, Progress
 from marin_dagster.plan import DAMAGED, REUSE, Judgement, describe, drift_behind, judge
+from marin_dagster.publish import refuse_unpublished
 from marin_dagster.recipe import Placement, Recipe, StageError, Summary, walk
 from marin_dagster.record import RECORD, File, Record
 from marin_dagster.region import region_note
@@ -351,9 +352,10 @@ class Store:
 
     def _refuse_drift_behind(self, recipe: Recipe) -> None:
         """Like `_refuse_drift`, for everything that an artifact was or will be made from."""
+        own = {recipe.address, *([recipe.made_by.address] if recipe.made_by else ())}
         if self.drift == "error":
             for address, judgement in drift_behind(self, [recipe], {}).items():
-                if address != recipe.address:
+                if address not in own:
                     self._refuse_drift(walk([recipe])[address], judgement)
 
     def _describe(
@@ -366,6 +368,8 @@ class Store:
         """Looks at what the build left, and turns it into a record."""
         recipe, attempt = context.recipe, context.attempt
         attempt.check()
+        if adopted is None:
+            refuse_unpublished(context)
         checked = _checked_summary(recipe, summary)
         plots = records.write_plots(context.out, summary)
         files = records.manifest(context.out)
@@ -409,9 +413,10 @@ class Store:
 
 
 def damage_message(where: str, recipe: Recipe, damage: list[str]) -> str:
+    again = recipe.made_by or recipe
     return (
         f"{recipe.address} at {where} is damaged: {'; '.join(damage[:5])}; restore the files, or "
-        f"build it again with `marin build {recipe.address} --run --force`"
+        f"build it again with `marin build {again.address} --run --force`"
     )
 
 

@@ -9,7 +9,15 @@ import dagster as dg
 from assets import metadata
 from assets.partitions import targets
 from assets.progress import announce
-from assets.stage import FORCE_TAG, OWNERS, is_forced, tag_value
+from assets.stage import (
+    ARTIFACT_TAG,
+    FORCE_TAG,
+    OWNERS,
+    TARGET_TAG,
+    is_forced,
+    tag,
+    tag_value,
+)
 from marin_dagster.attempt import MESSAGE_CHARACTERS
 from marin_dagster.experiments import catalog
 from marin_dagster.plan import DAMAGED, REUSE, Step, describe, drift_behind, plan
@@ -39,6 +47,7 @@ of its own stage and `marin status` show.
 def build(context: dg.AssetExecutionContext, store: StoreResource) -> dg.MaterializeResult:
     opened = store.open()
     target = catalog()[context.partition_key]
+    tag(context, target)
     forced = is_forced(context, target)
     steps = plan(opened, [target], force=forced)
     for step in steps.values():
@@ -84,7 +93,10 @@ def _run(
         recipe = step.recipe
         announce(context, f"[{number}/{len(todo)}] {recipe.address}")
         started = time.monotonic()
-        tags = {"marin/target": tag_value(target.address), "marin/artifact": recipe.key}
+        tags = {
+            TARGET_TAG: tag_value(target.address),
+            ARTIFACT_TAG: tag_value(recipe.address),
+        }
         if forced and recipe is target:
             tags[FORCE_TAG] = tag_value(target.address)
         result = job.execute_in_process(

@@ -29,21 +29,33 @@ FAULTS = (
 )
 
 
+_owner: dict[str, str] = {}  # experiment of each address of the catalog
+
+
 @functools.lru_cache(maxsize=1)
 def catalog() -> dict[str, Recipe]:
     """Every recipe of every installed experiment, by address."""
     points = sorted(importlib.metadata.entry_points(group=GROUP), key=lambda point: point.name)
-    return collect((point.name, _load(point)) for point in points)
+    return collect(((point.name, _load(point)) for point in points), _owner)
 
 
-def collect(modules: Iterable[tuple[str, ModuleType]]) -> dict[str, Recipe]:
+def experiment_of(address: str) -> str:
+    """The experiment that an artifact belongs to; of several, the first by name."""
+    catalog()
+    return _owner[address]
+
+
+def collect(
+    modules: Iterable[tuple[str, ModuleType]], owner: dict[str, str] | None = None
+) -> dict[str, Recipe]:
     """Returns the recipes of the given (name, module) experiments, by address.
 
-    Raises ValueError, naming the experiment, when a module is not one, when its recipes cannot be
-    made, or when two experiments claim one address with different recipes.
+    Fills `owner` with the experiment of each address. Raises ValueError, naming the experiment,
+    when a module is not one, when its recipes cannot be made, or when two experiments claim one
+    address with different recipes.
     """
     found: dict[str, Recipe] = {}
-    owner: dict[str, str] = {}
+    owner = {} if owner is None else owner
     for name, module in modules:
         for version in _versions(name, module):
             for address, recipe in _recipes(name, module, version).items():

@@ -20,11 +20,25 @@ from marin_dagster.models.transformer import Transformer
 from marin_dagster.recipe import Context, StageError
 from marin_dagster.training.checkpoint import Saver, restore
 from marin_dagster.training.evaluate import evaluate
-from marin_dagster.training.metrics import MetricsLog, Row, WandbMirror, read_metrics
+from marin_dagster.training.metrics import (
+    WANDB_FOLDER,
+    MetricsLog,
+    Row,
+    WandbMirror,
+    read_metrics,
+)
 from marin_dagster.training.optimizer import OptimizerConfig
 from marin_dagster.training.step import State, initial_state, make_step
 
 PREFETCHED = 2  # batches ready before they are asked for
+LIVE = (  # what one follows while it trains; the rest is in metrics.jsonl
+    "train/loss",
+    "train/grad_norm",
+    "throughput/tokens_per_second",
+    "moe/dropped",
+    "moe/max_load_ratio",
+    "tokens",
+)
 UNEVEN, UNEVEN_STEPS = 3.0, 50  # an expert at three fair shares for fifty steps is an alarm
 
 
@@ -53,10 +67,11 @@ def train(
     validation: Mapping[str, Rows],
     batch_size: int,
     run: Run,
-) -> tuple[Transformer, list[Row]]:
+) -> tuple[Transformer, list[Row], str | None]:
     """Trains from the newest resume point in `ctx.work`, or from `model`.
 
-    Writes `metrics.jsonl` into `ctx.work`; returns the model and the history, each step once.
+    Writes `metrics.jsonl` into `ctx.work`; returns the model, the history, each step once, and the
+    address of the run's page at Weights & Biases, if it has one.
     Raises StageError("diverged") for a loss that is not finite, and StageError("error") when a
     resume point could not be written.
     """
@@ -69,10 +84,12 @@ def train(
         ctx.log(f"attempt {log.attempt} goes on after step {first}")
     mirror = WandbMirror(
         ctx.placement.wandb_mode,
-        os.path.join(ctx.out, ".wandb"),  # beside the files, not among them: it names this host
+        os.path.join(ctx.out, WANDB_FOLDER),  # beside the files, not among them: it names this host
         ctx.recipe.address,
         ctx.recipe.payload,
     )
+    if mirror.url:
+        ctx.log(f"Weights & Biases: {mirror.url}")
     loop = _Loop(ctx, run, validation, batch_size, log, mirror)
     try:
         with Saver(folder) as saver, _Prefetch(batches, first, run.num_steps) as source:
@@ -80,7 +97,7 @@ def train(
     finally:
         log.close()
         mirror.finish()
-    return state.model, read_metrics(log.path)
+    return state.model, read_metrics(log.path), mirror.url
 
 
 class _Loop:
@@ -145,9 +162,7 @@ class _Loop:
             done,
             self.run.num_steps,
             "steps",
-            loss=metrics["train/cross_entropy"],
-            grad_norm=metrics["train/grad_norm"],
-            tokens_per_second=metrics["throughput/tokens_per_second"],
+            **{key: metrics[key] for key in LIVE},
         )
         self.uneven = self.uneven + 1 if metrics["moe/max_load_ratio"] > UNEVEN else 0
         if self.uneven == UNEVEN_STEPS:

@@ -16,7 +16,7 @@ from marin_dagster.training.checkpoint import save_model
 from marin_dagster.training.evaluate import unigram_entropy
 from marin_dagster.training.loop import Run, train
 from marin_dagster.training.sampling import generate
-from marin_dagster.training.summary import run_numbers, run_plots
+from marin_dagster.training.summary import run_numbers, run_plots, tracker_note
 
 if TYPE_CHECKING:
     from marin_dagster.training.pretrain import Pretrain
@@ -44,7 +44,7 @@ def build_pretrained(recipe: "Pretrain", ctx: Context) -> Summary:
         steps_per_eval=recipe.steps_per_eval,
         steps_per_checkpoint=recipe.steps_per_checkpoint,
     )
-    model, history = train(ctx, model, mixture, validation, recipe.batch_size, run)
+    model, history, tracker = train(ctx, model, mixture, validation, recipe.batch_size, run)
     write_checkpoint(ctx, model, tokenizer, steps=recipe.num_steps)
 
     entropy = _mixed_entropy(readers, weights)
@@ -58,7 +58,7 @@ def build_pretrained(recipe: "Pretrain", ctx: Context) -> Summary:
         },
         tables={"Epochs": _epoch_table(mixture, recipe.num_steps)},
         plots=run_plots(history, {"unigram entropy": entropy}),
-        notes={"Samples": samples},
+        notes={"Samples": samples, **tracker_note(tracker)},
     )
 
 

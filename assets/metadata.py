@@ -35,6 +35,8 @@ def of(store: Store, recipe: Recipe, outcome: Outcome) -> dict[str, Any]:
         found[title] = dg.MetadataValue.md(text)
     found |= _drift(recipe, outcome)
     found |= _versions(compare_versions(store, recipe, record))
+    if record.attempts:
+        found["attempt history"] = shown(_attempt_rows(record))
     return {
         **found,
         **_places(store, recipe, record),
@@ -44,7 +46,6 @@ def of(store: Store, recipe: Recipe, outcome: Outcome) -> dict[str, Any]:
         "files": len(record.files),
         "seconds": round(record.seconds, 2),
         "attempts": len(record.attempts) + 1,
-        "attempt history": shown(_attempt_rows(record)),
     }
 
 
@@ -220,7 +221,7 @@ def shown(rows: Sequence[Mapping[str, Any]]) -> dg.MetadataValue:
     names = list(dict.fromkeys(name for row in rows for name in row))
     cut = [{name: _cell(row.get(name, "")) for name in names} for row in rows[:TABLE_ROWS]]
     if len(rows) > TABLE_ROWS:
-        cut.append({name: "" for name in names} | {names[0]: f"{len(rows) - TABLE_ROWS} more"})
+        cut.append(dict.fromkeys(names, "") | {names[0]: f"{len(rows) - TABLE_ROWS} more"})
     return dg.MetadataValue.table(
         records=[dg.TableRecord(row) for row in cut],
         schema=dg.TableSchema(columns=[dg.TableColumn(name) for name in names]),

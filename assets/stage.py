@@ -68,7 +68,7 @@ def stage_asset(
     ) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
         opened = store.open()
         recipe = recipes[context.partition_key]
-        tag(context, recipe)
+        tag(context, recipe, **{ARTIFACT_TAG: tag_value(recipe.address)})
         placement = Placement(
             workers=executor.processes(), wandb_mode=tracker.mode(), hub_token=hub.token()
         )
@@ -113,10 +113,13 @@ def _work(
     return build.recipe.build(build)
 
 
-def tag(context: dg.AssetExecutionContext, recipe: Recipe) -> None:
-    """Makes a run findable by what it builds, however it was launched."""
-    own = tag_value(recipe.address)
-    tags = {TARGET_TAG: own, ARTIFACT_TAG: own, EXPERIMENT_TAG: experiment_of(recipe.address)}
+def tag(context: dg.AssetExecutionContext, recipe: Recipe, **more: str) -> None:
+    """Makes a run findable by its target and more, however it was launched."""
+    tags = {
+        TARGET_TAG: tag_value(recipe.address),
+        EXPERIMENT_TAG: experiment_of(recipe.address),
+        **more,
+    }
     new = {name: value for name, value in tags.items() if name not in context.run.tags}
     context.instance.add_run_tags(context.run_id, new)
 
@@ -136,15 +139,15 @@ def _describe(stage: str, text: str, recipes: Collection[Recipe]) -> str:
     key = next((recipe.key for recipe in recipes), "name@version")
     return f"""{text.strip()}
 
+Checks: **counts** (blocking: something was kept, and read = kept + dropped + errors) and
+**up_to_date** (a warning: recipe, code or inputs are no longer those that it was made with).
+
 | to | do |
 | --- | --- |
 | look first | `marin plan {stage}/{key}` |
 | build it and what it needs | `marin build {stage}/{key} --run`, or materialize `build` |
-| build it alone | *Materialize* here; it fails if an input is missing, and says which |
-| see what is known of it | its partition here, or `marin show {stage}/{key}` |
-
-Checks: **counts** (blocking: something was kept, and read = kept + dropped + errors) and
-**up_to_date** (a warning: recipe, code or inputs are no longer those that it was made with).
+| build it alone | *Materialize*; it fails if an input is missing, and says which |
+| see what is known of it | its partition, or `marin show {stage}/{key}` |
 
 {metadata.partition_list(recipes)}
 """

@@ -29,6 +29,12 @@ def listen(listener: Listener) -> None:
     _listeners[:] = [listener]
 
 
+def tell(line: str) -> None:
+    """Tells the listeners how far a build is."""
+    for listener in _listeners:
+        listener.progress(line)
+
+
 def announce(context: dg.AssetExecutionContext, line: str) -> None:
     """Writes an event to the run's log and tells the listeners."""
     context.log.info(line)
@@ -61,8 +67,7 @@ class Reporter:
         seconds = now - self._first[0]
         rate = (done - self._first[1]) / seconds if seconds > 0 else 0.0
         line = progress_line(done, total, unit, metrics, rate)
-        for listener in _listeners:
-            listener.progress(line)
+        tell(line)
         if now - self._logged >= LOG_SECONDS:
             self._logged = now
             self._context.log.info(f"{self._recipe.address}: {line}")

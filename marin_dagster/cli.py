@@ -1,9 +1,8 @@
 """Turns commands into plans, builds and views: `marin plan | build | status | show | diff`."""
 
-import fnmatch
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 
 import click
@@ -22,6 +21,7 @@ from marin_dagster.show import (
     plan_lines,
 )
 from marin_dagster.store import Store
+from marin_dagster.targets import resolve
 
 WIDE = 240  # columns of a table that goes into a file or a pipe
 console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else WIDE)
@@ -43,7 +43,10 @@ def clear_errors(command: Callable) -> Callable:
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Experiments as values, artifacts with records. Targets are written stage/name@version."""
+    """Experiments as values, artifacts with records.
+
+    TARGETS are addresses, stage/name@version, or shell patterns over them, 'evals/*@2026.*'.
+    """
 
 
 @main.command(name="plan")
@@ -52,7 +55,7 @@ def main() -> None:
 @clear_errors
 def plan_command(targets: tuple[str, ...], force: bool) -> None:
     """Print what building TARGETS would reuse and run, why, and what it costs. Runs nothing."""
-    _print_plan(_store(), [find(target) for target in targets], force)
+    _print_plan(_store(), resolve(targets), force)
 
 
 @main.command()
@@ -62,7 +65,7 @@ def plan_command(targets: tuple[str, ...], force: bool) -> None:
 @clear_errors
 def build(targets: tuple[str, ...], run: bool, force: bool) -> None:
     """Build TARGETS and all that they need, through Dagster, in the foreground."""
-    recipes = [find(target) for target in targets]
+    recipes = resolve(targets)
     store = _store()
     _print_plan(store, recipes, force)
     if not run:
@@ -71,26 +74,23 @@ def build(targets: tuple[str, ...], run: bool, force: bool) -> None:
     from marin_dagster.foreground import build_in_foreground
 
     started = time.monotonic()
+    if not build_in_foreground(recipes, force=force):
+        sys.exit(1)
     for recipe in recipes:
-        if not build_in_foreground(recipe, force=force):
-            sys.exit(1)
         console.print(f"{recipe.address} is at {store.url(recipe)}")
     console.print(f"done in {time.monotonic() - started:,.1f} s")
 
 
 @main.command()
-@click.argument("pattern", default="*")
+@click.argument("targets", nargs=-1)
 @clear_errors
-def status(pattern: str) -> None:
-    """List the artifacts whose address matches PATTERN (a shell pattern), and their state."""
+def status(targets: tuple[str, ...]) -> None:
+    """List TARGETS, by default all artifacts, and their state."""
     store = _store()
-    recipes = [r for address, r in catalog().items() if fnmatch.fnmatch(address, pattern)]
-    if not recipes:
-        raise ValueError(f"pattern={pattern!r} matches none of {len(catalog())} artifacts")
     table = Table(box=None, pad_edge=False)
     for title in ("artifact", "state", "size", "made", "notes"):
         table.add_column(title, overflow="fold")
-    for recipe in recipes:
+    for recipe in resolve(targets or ("*",)):
         state, notes, record = artifact_state(store, recipe)
         size = human_bytes(record.size_bytes) if record else ""
         table.add_row(recipe.address, state, size, age(record.ended) if record else "", notes)
@@ -129,8 +129,8 @@ def _store() -> Store:
     return read_environment().store()
 
 
-def _print_plan(store: Store, recipes: list[Recipe], force: bool) -> None:
-    steps = plan(store, recipes, force=force)
+def _print_plan(store: Store, recipes: Sequence[Recipe], force: bool) -> None:
+    steps = plan(store, recipes, force=force, known=catalog().values())
     for line in plan_lines(steps, recipes):
         console.print(line, markup=False)
     for address, judgement in drift_behind(store, recipes, steps).items():

@@ -15,6 +15,7 @@ class Environment:
     prefix: str  # MARIN_PREFIX: folder or bucket of all artifacts
     drift: str  # MARIN_DRIFT: warn | error
     repository_url: str | None  # MARIN_REPOSITORY_URL: where this code can be read
+    steps: int  # MARIN_STEPS: steps of one build that run side by side
     placement: Placement  # MARIN_WORKERS, HF_TOKEN, WANDB_MODE
 
     def store(self) -> Store:
@@ -27,6 +28,7 @@ def read_environment() -> Environment:
         prefix=os.environ.get("MARIN_PREFIX") or default_prefix(),
         drift=os.environ.get("MARIN_DRIFT") or "warn",
         repository_url=os.environ.get("MARIN_REPOSITORY_URL") or None,
+        steps=_positive("MARIN_STEPS", default=2),
         placement=Placement(
             workers=_positive("MARIN_WORKERS", default=os.cpu_count() or 1),
             hub_token=os.environ.get("HF_TOKEN") or None,

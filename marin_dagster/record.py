@@ -61,6 +61,7 @@ class Record:
     attempts: tuple[Mapping[str, Any], ...]  # all tries at this address, failures included
     summary: Summary = field(repr=False)
     plots: Mapping[str, str] = field(default_factory=dict)  # title: file
+    cost: Mapping[str, float] = field(default_factory=dict)  # as Recipe.cost gave it
 
     @property
     def size_bytes(self) -> int:

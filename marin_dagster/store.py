@@ -319,6 +319,7 @@ class Store:
             attempts=tuple(asdict(info) for info in self.attempts(recipe)[:-1]),
             summary=checked,
             plots=plots,
+            cost=recipe.cost(context.input_sizes()),
         )
         attempt.check()
         self.storage.write(f"{folder}/{RECORD}", record.to_json().encode())
@@ -378,6 +379,10 @@ class BuildContext:
         self.attempt.log(message)
         if self._on_log:
             self._on_log(message)
+
+    def input_sizes(self) -> dict[str, int]:
+        """Bytes of each input, by address."""
+        return {item.address: self.record(item).size_bytes for item in self.recipe.inputs}
 
     def inputs_read(self) -> list[records.Input]:
         """The inputs with the digests that they have now."""

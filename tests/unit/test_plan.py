@@ -47,4 +47,4 @@ def test_a_plan_of_the_inputs_of_a_run_counts_their_bytes(tmp_path):
     recipes = list(walk([road()]).values())
     for recipe in recipes[:2]:
         store.build(recipe)
-    assert plan(store, [road()])["deduped/toy@dev"].cost == {"bytes": 16.0}
+    assert plan(store, [road()])["deduped/toy@dev"].estimate.cost == {"bytes": 16.0}

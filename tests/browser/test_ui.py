@@ -24,9 +24,9 @@ def test_a_click_builds_a_target_and_all_that_it_needs(page):
     run = ui.materialize(page, "build", f"deduped/{OLD}")
     assert ended(page, run) == "SUCCESS"
     made = {
-        tags["marin/artifact"]: tags
-        for tags in (found["tags"] for found in page.runs())
-        if tags["marin/target"] == "deduped/seen__2026.01.01"
+        found["tags"].get("marin/artifact"): found["tags"]
+        for found in page.runs()
+        if found["tags"]["marin/target"] == "deduped/seen__2026.01.01"
     }
     assert {f"{stage}/seen__2026.01.01" for stage in ("raw", "text", "deduped")} <= made.keys()
     assert made["text/seen__2026.01.01"]["marin/experiment"] == "seen"

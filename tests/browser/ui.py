@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import shutil
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -156,10 +157,10 @@ class Page:
 @contextlib.contextmanager
 def browser() -> Iterator[WebDriver]:
     options = webdriver.ChromeOptions()
-    options.binary_location = "/usr/bin/chromium"
+    options.binary_location = shutil.which("chromium") or ""
     for flag in FLAGS:
         options.add_argument(flag)
-    driver = webdriver.Chrome(options=options, service=Service("/usr/bin/chromedriver"))
+    driver = webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
     try:
         yield driver
     finally:
@@ -200,6 +201,7 @@ def materialize(page: Page, stage: str, key: str, look: Callable[[], None] | Non
     known = {run["runId"] for run in page.runs()}
     page.open(f"/assets/{stage}?view=partitions")
     page.click("//button[contains(., 'Materialize')]")
+    _confirm(page, "//*[contains(text(), 'Select a partition')]")
     page.press("//*[contains(text(), 'Select a partition')]")
     page.type("//input[@placeholder='Filter partitions']", key)
     page.click(f"//span[text()='{key}']")
@@ -212,16 +214,22 @@ def materialize(page: Page, stage: str, key: str, look: Callable[[], None] | Non
     return until(lambda: _new_run(page, stage, known), RUN_SECONDS, f"a run of {stage}")
 
 
+def _confirm(page: Page, then: str) -> None:
+    """Agrees, where Dagster warns that an asset upstream was never materialized at all."""
+    question = "//*[text()='Are you sure?']"
+    page.wait(f"{then} | {question}")
+    if page.driver.find_elements(By.XPATH, question):
+        page.click("//button[contains(., 'Confirm')]")
+
+
 def ended(page: Page, run_id: str, seconds: float = RUN_SECONDS) -> str:
     """The status in which a run ends."""
-    status = until(
-        lambda: next(
-            (r["status"] for r in page.runs() if r["runId"] == run_id and r["status"] in ENDED), ""
-        ),
-        seconds,
-        f"the end of run {run_id}",
-    )
-    return status
+
+    def status() -> str:
+        found = {run["runId"]: run["status"] for run in page.runs()}[run_id]
+        return found if found in ENDED else ""
+
+    return until(status, seconds, f"the end of run {run_id}")
 
 
 def live_plots(page: Page, stage: str) -> None:
@@ -256,6 +264,16 @@ def launchpad(page: Page, job: str, config: str) -> str:
     )
     page.click("//button[not(@disabled)][contains(., 'Launch Run')]")
     return until(lambda: _new_run(page, None, known), RUN_SECONDS, f"a run of {job}")
+
+
+def backfill_ended(page: Page, backfill: str, seconds: float = RUN_SECONDS) -> str:
+    """The status in which a backfill ends."""
+
+    def status() -> str:
+        found = {row["id"]: row["status"] for row in page.backfills()}[backfill]
+        return found if found.startswith(("COMPLETED", "FAILED", "CANCELED")) else ""
+
+    return until(status, seconds, f"the end of backfill {backfill}")
 
 
 def _new_run(page: Page, stage: str | None, known: set[str]) -> str:

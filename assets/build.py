@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import dagster as dg
+from pydantic import Field
 
 from assets import metadata
 from assets.partitions import targets
@@ -34,7 +35,7 @@ of its own stage and `marin status` show.
 class BuildConfig(dg.Config):
     """What else a run of `build` makes: addresses, or shell patterns over them."""
 
-    also: list[str] = []
+    also: list[str] = Field(default_factory=list)
 
 
 @dg.asset(

@@ -1,6 +1,5 @@
 """Steps of one build side by side, in real processes on a real instance."""
 
-import os
 import shutil
 import signal
 import subprocess
@@ -81,16 +80,21 @@ def _steps(opened: dg.DagsterInstance) -> list[dg.DagsterRun]:
     return [run for run in opened.get_runs() if "marin/artifact" in run.tags]
 
 
+def processes_of_two(prefix: str) -> list[str]:
+    """Waits until two steps are under way; returns their process numbers."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        pids = [path.read_text() for path in Path(f"{prefix}.meeting").glob("*")]
+        if len(pids) == 2 and all(pids):
+            return pids
+        time.sleep(0.05)
+    raise AssertionError("two steps never ran side by side")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_all_steps_and_frees_their_addresses(folder, prefix, number):
     process = start(folder, "filtered/lonely@dev", "checkpoints/toy@dev", "filtered/doomed@dev")
-    marker = Path(f"{prefix}.meeting")
-    deadline = time.monotonic() + 60
-    while (
-        len(pids := [p.read_text() for p in marker.glob("*")]) < 2 and time.monotonic() < deadline
-    ):
-        time.sleep(0.05)
-    assert len(pids) == 2
+    pids = processes_of_two(prefix)
     sent = time.monotonic()
     process.send_signal(number)
     output, _ = process.communicate(timeout=60)
@@ -105,14 +109,10 @@ def test_an_interrupt_ends_all_steps_and_frees_their_addresses(folder, prefix, n
 
 def test_a_killed_build_takes_its_steps_with_it(folder, prefix):
     process = start(folder, "filtered/lonely@dev", "filtered/doomed@dev")
-    marker = Path(f"{prefix}.meeting")
-    deadline = time.monotonic() + 60
-    while (
-        len(pids := [p.read_text() for p in marker.glob("*")]) < 2 and time.monotonic() < deadline
-    ):
-        time.sleep(0.05)
-    os.kill(process.pid, signal.SIGKILL)
+    pids = processes_of_two(prefix)
+    process.kill()
     process.wait()
+    deadline = time.monotonic() + 15
     while any(Path("/proc", pid).exists() for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not [pid for pid in pids if Path("/proc", pid).exists()]

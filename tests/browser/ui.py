@@ -70,17 +70,19 @@ class Page:
 
     def wait(self, xpath: str, seconds: float = PAGE_SECONDS) -> WebElement:
         """The element, once it is shown; a failure leaves a picture of the page."""
-        where = (By.XPATH, xpath)
         try:
-            return WebDriverWait(self.driver, seconds, poll_frequency=0.2).until(
-                expected.visibility_of_element_located(where)
-            )
+            return self._await(xpath, seconds)
         except TimeoutException as error:
             self.driver.save_screenshot(str(self._out / "failed.png"))
             raise TimeoutException(
                 f"not shown within {seconds} s: {xpath} at {self.driver.current_url}; "
                 f"see {self._out / 'failed.png'}"
             ) from error
+
+    def _await(self, xpath: str, seconds: float) -> WebElement:
+        return WebDriverWait(self.driver, seconds, poll_frequency=0.2).until(
+            expected.visibility_of_element_located((By.XPATH, xpath))
+        )
 
     def shows(self, text: str, seconds: float = PAGE_SECONDS) -> WebElement:
         """The innermost element with this text in it."""
@@ -91,6 +93,17 @@ class Page:
         self._act(
             xpath, lambda element: self.driver.execute_script("arguments[0].click()", element)
         )
+
+    def click_for(self, xpath: str, then: str) -> None:
+        """Clicks until something is shown: a page that still loads may lose a click."""
+        deadline = time.monotonic() + PAGE_SECONDS
+        while True:
+            self.click(xpath)
+            with contextlib.suppress(TimeoutException):
+                self._await(then, 5)
+                return
+            if time.monotonic() > deadline:
+                self.wait(then, 1)
 
     def press(self, xpath: str) -> None:
         """Clicks with the mouse, for what opens at a button's going down."""
@@ -200,9 +213,11 @@ def materialize(page: Page, stage: str, key: str, look: Callable[[], None] | Non
     """
     known = {run["runId"] for run in page.runs()}
     page.open(f"/assets/{stage}?view=partitions")
-    page.click("//button[contains(., 'Materialize')]")
-    _confirm(page, "//*[contains(text(), 'Select a partition')]")
-    page.press("//*[contains(text(), 'Select a partition')]")
+    choose, warning = "//*[contains(text(), 'Select a partition')]", "//*[text()='Are you sure?']"
+    page.click_for("//button[contains(., 'Materialize')]", f"{choose} | {warning}")
+    if page.driver.find_elements(By.XPATH, warning):  # an asset upstream was never materialized
+        page.click_for("//button[contains(., 'Confirm')]", choose)
+    page.press(choose)
     page.type("//input[@placeholder='Filter partitions']", key)
     page.click(f"//span[text()='{key}']")
     webdriver.ActionChains(page.driver).send_keys(Keys.ESCAPE).perform()
@@ -212,14 +227,6 @@ def materialize(page: Page, stage: str, key: str, look: Callable[[], None] | Non
         look()
     page.click("//button[contains(., 'Launch 1 run')]")
     return until(lambda: _new_run(page, stage, known), RUN_SECONDS, f"a run of {stage}")
-
-
-def _confirm(page: Page, then: str) -> None:
-    """Agrees, where Dagster warns that an asset upstream was never materialized at all."""
-    question = "//*[text()='Are you sure?']"
-    page.wait(f"{then} | {question}")
-    if page.driver.find_elements(By.XPATH, question):
-        page.click("//button[contains(., 'Confirm')]")
 
 
 def ended(page: Page, run_id: str, seconds: float = RUN_SECONDS) -> str:
@@ -235,9 +242,8 @@ def ended(page: Page, run_id: str, seconds: float = RUN_SECONDS) -> str:
 def live_plots(page: Page, stage: str) -> None:
     """The plots of an asset by time, in which the running build is the newest part."""
     page.open(f"/assets/{stage}?view=overview")
-    page.click("//button[contains(., 'Plots')]")
-    page.click("//button[contains(., 'Events')]")
-    page.shows("train/loss")
+    page.click_for("//button[contains(., 'Plots')]", "//button[contains(., 'Events')]")
+    page.click_for("//button[contains(., 'Events')]", "//*[text()='train/loss']")
 
 
 def checks(page: Page, stage: str) -> None:
@@ -250,8 +256,10 @@ def checks(page: Page, stage: str) -> None:
 def terminate(page: Page, run_id: str) -> None:
     """Cancels a run on its page."""
     page.open(f"/runs/{run_id}")
-    page.click("//button[contains(., 'Terminate')]")
-    page.click("//*[@role='dialog']//button[contains(., 'Terminate')]")
+    confirm = "//button[contains(., 'Terminate 1 run')]"
+    page.click_for("//button[contains(., 'Terminate')]", confirm)
+    page.click(confirm)
+    page.shows("Successfully requested termination")
 
 
 def launchpad(page: Page, job: str, config: str) -> str:

@@ -69,8 +69,8 @@ def _drift(recipe: Recipe, outcome: Outcome) -> dict[str, dg.MetadataValue]:
     changed = (*judged.drifted, *judged.stale) if judged else ()
     if not changed:
         return {}
-    text = "\n".join(f"- {_cell(item)}" for item in changed[:5])
-    more = f"\n- and {len(changed) - 5} more" if len(changed) > 5 else ""
+    text = "\n".join(f"- {_cell(item)[:200]}" for item in changed[:3])
+    more = f"\n- and {len(changed) - 3} more" if len(changed) > 3 else ""
     head = f"**Not what would be built now** ([check]({_page(recipe.stage)}?view=checks))"
     return {"drift": dg.MetadataValue.md(f"{head}\n\n{text}{more}")}
 
@@ -95,8 +95,8 @@ def _versions(comparison: Comparison) -> dict[str, dg.MetadataValue]:
 
 def _differences(comparison: Comparison, other: Version) -> str:
     changes = [f"{path}: {old} → {new}" for path, old, new in comparison.differences(other)]
-    more = f"; {len(changes) - 3} more" if len(changes) > 3 else ""
-    return "; ".join(change[:80] for change in changes[:3]) + more or "the same"
+    more = f"; {len(changes) - 2} more" if len(changes) > 2 else ""
+    return "; ".join(change[:70] for change in changes[:2]) + more or "the same"
 
 
 def _places(store: Store, recipe: Recipe, record: Record) -> dict[str, dg.MetadataValue]:
@@ -104,7 +104,7 @@ def _places(store: Store, recipe: Recipe, record: Record) -> dict[str, dg.Metada
     reports = [
         reader
         for reader in catalog().values()
-        if reader.stage == "reports" and recipe in reader.inputs
+        if reader.stage == "reports" and recipe.address in {r.address for r in reader.inputs}
     ]
     found: dict[str, dg.MetadataValue] = {
         "inputs": dg.MetadataValue.md(_links(recipe.inputs)),
@@ -155,7 +155,7 @@ def up_to_date(outcome: Outcome) -> dg.AssetCheckResult:
         for item in (*drifted, *stale)
     ]
     if rows:
-        found["differences"] = dg.MetadataValue.md(table(rows))
+        found["differences"] = _grid(rows)  # a check's page never shows Markdown at once
     return dg.AssetCheckResult(
         check_name="up_to_date",
         passed=not rows,
@@ -216,8 +216,11 @@ def partition_list(recipes: Iterable[Recipe]) -> str:
 def shown(rows: Sequence[Mapping[str, Any]]) -> dg.MetadataValue:
     """Rows as the UI shows them at once: Markdown if it is short, else Dagster's own table."""
     text = table(rows)
-    if len(text) < INLINE_CHARACTERS:
-        return dg.MetadataValue.md(text)
+    return dg.MetadataValue.md(text) if len(text) < INLINE_CHARACTERS else _grid(rows)
+
+
+def _grid(rows: Sequence[Mapping[str, Any]]) -> dg.MetadataValue:
+    """Dagster's own table: always shown, without links."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     cut = [{name: _cell(row.get(name, "")) for name in names} for row in rows[:TABLE_ROWS]]
     if len(rows) > TABLE_ROWS:

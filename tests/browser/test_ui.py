@@ -56,7 +56,8 @@ def test_an_edited_recipe_shows_as_a_warning(page, laboratory):
     page.shows("Not what would be built now")
     page.shows("recipe suffix:")
     ui.checks(page, "text")
-    page.shows("Warning")
+    page.shows("recipe suffix:")
+    page.wait("//*[text()='Evaluation result']/..//*[contains(., 'Failed')]")
     laboratory.edit()
 
 

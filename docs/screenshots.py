@@ -52,7 +52,7 @@ def pictures_of_the_quickstart(page: Page, options: argparse.Namespace) -> None:
     page.driver.set_window_size(2200, 1400)
     ui.lineage(page)
     page.shoot("lineage")
-    page.driver.set_window_size(1600, 2400)
+    page.driver.set_window_size(1600, 2100)
     ui.partition(page, options.stage, options.key)
     page.shoot("partition")
     page.driver.set_window_size(1600, 1100)
@@ -83,7 +83,7 @@ def pictures_of_toys(page: Page, laboratory: Laboratory) -> None:
     (backfill,) = page.backfills()
     ui.backfill_ended(page, backfill["id"])
     page.open(f"/runs/b/{backfill['id']}")
-    page.shows("Completed")
+    page.shows("100% completed")
     page.shoot("backfill")
 
 

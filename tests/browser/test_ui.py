@@ -90,7 +90,7 @@ def test_two_versions_are_built_side_by_side_by_the_daemon(page):
     (backfill,) = page.backfills()
     assert ui.backfill_ended(page, backfill["id"]) == "COMPLETED_SUCCESS"
     page.open(f"/runs/b/{backfill['id']}")
-    page.shows("Completed")
+    page.shows("100% completed")
     for stage, key in (("text", NEW), ("raw", "seen@dev")):
         ui.partition(page, stage, key)
 

@@ -243,7 +243,9 @@ def live_plots(page: Page, stage: str) -> None:
     """The plots of an asset by time, in which the running build is the newest part."""
     page.open(f"/assets/{stage}?view=overview")
     page.click_for("//button[contains(., 'Plots')]", "//button[contains(., 'Events')]")
-    page.click_for("//button[contains(., 'Events')]", "//*[text()='train/loss']")
+    loss = "//*[text()='train/loss']"
+    page.click_for("//button[contains(., 'Events')]", loss)
+    page.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", page.wait(loss))
 
 
 def checks(page: Page, stage: str) -> None:
@@ -259,7 +261,6 @@ def terminate(page: Page, run_id: str) -> None:
     confirm = "//button[contains(., 'Terminate 1 run')]"
     page.click_for("//button[contains(., 'Terminate')]", confirm)
     page.click(confirm)
-    page.shows("Successfully requested termination")
 
 
 def launchpad(page: Page, job: str, config: str) -> str:

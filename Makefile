@@ -35,6 +35,7 @@ lint:
 
 test:
 	$(BIN)/python -m pytest tests/unit tests/integration tests/export -n 2
+	$(BIN)/python -m pytest tests/browser
 	$(BIN)/python -m pytest tests/e2e
 
 soak:  # what takes too long for every change: 60 kills at random points

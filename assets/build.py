@@ -9,7 +9,7 @@ from pydantic import Field
 from assets import metadata
 from assets.partitions import targets
 from assets.progress import announce
-from assets.stage import FORCE_TAG, OWNERS, is_forced, tag_value
+from assets.stage import ARTIFACT_TAG, FORCE_TAG, OWNERS, TARGET_TAG, is_forced, tag, tag_value
 from assets.steps import StepResult, StepRun, run_steps
 from marin_dagster.environment import read_environment
 from marin_dagster.experiments import find
@@ -54,6 +54,7 @@ def build(
         wanted = resolve([context.partition_key, *config.also])
     except ValueError as error:
         raise dg.Failure(str(error), allow_retries=False) from error
+    tag(context, wanted[0])
     forced = is_forced(context, wanted[0])
     steps = plan(opened, wanted, force=forced)
     _look(context, opened, wanted, steps)
@@ -105,7 +106,10 @@ def _run(
     environment = read_environment()
     runs = []
     for recipe in (step.recipe for step in todo):
-        tags = {"marin/target": tag_value(context.partition_key), "marin/artifact": recipe.key}
+        tags = {
+            TARGET_TAG: tag_value(context.partition_key),
+            ARTIFACT_TAG: tag_value(recipe.address),
+        }
         if forced and recipe in wanted:
             tags[FORCE_TAG] = tag_value(recipe.address)
         loggers = context.run_config.get("loggers", {})

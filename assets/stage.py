@@ -1,17 +1,18 @@
 """Turns a stage into an asset: what all stages have in common."""
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import partial
 
 import dagster as dg
 
 from assets import metadata
 from assets.partitions import deps_of, keys_of, partitions_of
-from assets.progress import reporter
-from marin_dagster.experiments import catalog
-from marin_dagster.recipe import Placement, Recipe, StageError
-from marin_dagster.store import CountsError, Outcome
+from assets.progress import Reporter
+from assets.references import code_references
+from marin_dagster.experiments import catalog, experiment_of
+from marin_dagster.recipe import Placement, Recipe, StageError, Summary
+from marin_dagster.store import BuildContext, CountsError, Outcome
 from resources import (
     ExecutorResource,
     HubResource,
@@ -27,6 +28,10 @@ warnings.filterwarnings("ignore", category=dg.BetaWarning)
 OWNERS = ["team:laboratory"]
 CODE_VERSION = "1"  # of all stages alike: what changed in a partition, its own check says
 FORCE_TAG = "marin/force"
+TARGET_TAG = "marin/target"
+ARTIFACT_TAG = "marin/artifact"
+EXPERIMENT_TAG = "marin/experiment"
+ATTEMPT_TAG = "marin/attempt"
 POOL = "accelerator"  # one training or evaluation at a time
 
 
@@ -43,7 +48,8 @@ def stage_asset(
         group_name=group,
         kinds=kinds,
         owners=OWNERS,
-        description=f"{description}\n\n{metadata.partition_list(recipes.values())}",
+        description=_describe(stage, description, recipes.values()),
+        metadata={"dagster/code_references": code_references(stage, recipes.values())},
         code_version=CODE_VERSION,
         partitions_def=partitions,
         deps=deps_of(stage),
@@ -62,18 +68,19 @@ def stage_asset(
     ) -> Iterator[dg.MaterializeResult | dg.AssetCheckResult]:
         opened = store.open()
         recipe = recipes[context.partition_key]
+        tag(context, recipe, **{ARTIFACT_TAG: tag_value(recipe.address)})
         placement = Placement(
             workers=executor.processes(), wandb_mode=tracker.mode(), hub_token=hub.token()
         )
-
+        report = Reporter(context, recipe)
         try:
             outcome = opened.build(
                 recipe,
-                work=partial(launcher.run, context) if recipe.accelerated else None,
+                work=partial(_work, context, launcher),
                 placement=placement,
                 force=is_forced(context, recipe),
                 run_id=context.run_id,
-                progress=reporter(context, recipe.address),
+                progress=report,
                 log=context.log.info,
             )
         except CountsError as error:
@@ -83,6 +90,8 @@ def stage_asset(
             raise metadata.failure(opened, recipe, error) from error
         except StageError as error:
             raise metadata.failure(opened, recipe, error) from error
+        finally:
+            report.close()
         _say(context, recipe.address, outcome)
         yield dg.MaterializeResult(
             metadata=metadata.of(opened, recipe, outcome),
@@ -93,6 +102,28 @@ def stage_asset(
     return asset
 
 
+def _work(
+    context: dg.AssetExecutionContext, launcher: LauncherResource, build: BuildContext
+) -> Summary:
+    """Runs the recipe here or in a worker."""
+    number = str(build.attempt.info.number)
+    context.instance.add_run_tags(context.run_id, {ATTEMPT_TAG: number})
+    if build.recipe.accelerated:
+        return launcher.run(context, build)
+    return build.recipe.build(build)
+
+
+def tag(context: dg.AssetExecutionContext, recipe: Recipe, **more: str) -> None:
+    """Makes a run findable by its target and more, however it was launched."""
+    tags = {
+        TARGET_TAG: tag_value(recipe.address),
+        EXPERIMENT_TAG: experiment_of(recipe.address),
+        **more,
+    }
+    new = {name: value for name, value in tags.items() if name not in context.run.tags}
+    context.instance.add_run_tags(context.run_id, new)
+
+
 def tag_value(address: str) -> str:
     """An address as the value of a run tag."""
     return address.replace("@", "__")
@@ -101,6 +132,25 @@ def tag_value(address: str) -> str:
 def is_forced(context: dg.AssetExecutionContext, recipe: Recipe) -> bool:
     """Whether the run was asked to build this recipe even if it is complete."""
     return context.run.tags.get(FORCE_TAG) == tag_value(recipe.address)
+
+
+def _describe(stage: str, text: str, recipes: Collection[Recipe]) -> str:
+    """What the stage does, how to look at it and build it, and what makes its partitions."""
+    key = next((recipe.key for recipe in recipes), "name@version")
+    return f"""{text.strip()}
+
+Checks: **counts** (blocking: something was kept, and read = kept + dropped + errors) and
+**up_to_date** (a warning: recipe, code or inputs are no longer those that it was made with).
+
+| to | do |
+| --- | --- |
+| look first | `marin plan {stage}/{key}` |
+| build it and what it needs | `marin build {stage}/{key} --run`, or materialize `build` |
+| build it alone | *Materialize*; it fails if an input is missing, and says which |
+| see what is known of it | its partition, or `marin show {stage}/{key}` |
+
+{metadata.partition_list(recipes)}
+"""
 
 
 def _checks(stage: str, partitions: dg.PartitionsDefinition) -> list[dg.AssetCheckSpec]:

@@ -2,12 +2,19 @@
 
 from assets.stage import stage_asset
 
+DESCRIPTION = """\
+The main text of every page, without menus, adverts and footers; every page is accounted for.
+
+| | |
+| --- | --- |
+| reads | Pages |
+| makes | Documents with url, title, language |
+| look at | `lost_fraction`: HTML pages without a text; `languages`, `sources`, `first documents` |
+"""
+
 text = stage_asset(
     "text",
     group="data",
     kinds={"trafilatura"},
-    description=(
-        "The main text of every page, without menus, adverts and footers; every page is "
-        "accounted for."
-    ),
+    description=DESCRIPTION,
 )

@@ -16,6 +16,7 @@ class Environment:
 
     prefix: str  # MARIN_PREFIX: folder or bucket of all artifacts
     drift: str  # MARIN_DRIFT: warn | error
+    repository_url: str | None  # MARIN_REPOSITORY_URL: where this code can be read
     steps: int  # MARIN_STEPS: steps of one build that run side by side
     region: str | None  # MARIN_REGION: where this machine computes
     cross_region: bool  # MARIN_CROSS_REGION: allow
@@ -39,6 +40,7 @@ def read_environment() -> Environment:
     return Environment(
         prefix=os.environ.get("MARIN_PREFIX") or default_prefix(),
         drift=os.environ.get("MARIN_DRIFT") or "warn",
+        repository_url=os.environ.get("MARIN_REPOSITORY_URL") or None,
         steps=_positive("MARIN_STEPS", default=2),
         region=os.environ.get("MARIN_REGION") or None,
         cross_region=_cross_region(),

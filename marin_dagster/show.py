@@ -8,6 +8,7 @@ from marin_dagster.plan import REUSE, Step, compare, describe
 from marin_dagster.recipe import Recipe, StageError
 from marin_dagster.record import Record
 from marin_dagster.store import Store
+from marin_dagster.versions import Comparison, compare_versions
 
 
 def plan_lines(steps: Mapping[str, Step], targets: Sequence[Recipe]) -> Iterator[str]:
@@ -117,6 +118,7 @@ def artifact_lines(store: Store, recipe: Recipe) -> Iterator[str]:
         )
     for name, value in record.summary.numbers.items():
         yield f"    {name} = {value:.6g}" if isinstance(value, float) else f"    {name} = {value}"
+    yield from _previous_line(compare_versions(store, recipe, record))
     yield "  libraries    " + ", ".join(f"{k} {v}" for k, v in record.libraries.items())
 
 
@@ -154,6 +156,17 @@ def _attempt_lines(store: Store, recipe: Recipe) -> Iterator[str]:
         log = f"\n               log {store.log_url(recipe, info.number)}"
         why = f", {info.reason}: {info.message}{log}" if info.reason else ""
         yield f"  attempt {info.number}    {info.state} on {info.host}, {end}{why}"
+
+
+def _previous_line(comparison: Comparison) -> Iterator[str]:
+    """The nearest older version, and the fields in which its recipe differs."""
+    previous = comparison.previous
+    if previous is not None:
+        rows = [
+            f"{path}: {_short(old)} → {_short(new)}"
+            for path, old, new in comparison.differences(previous)
+        ]
+        yield f"  previous     {previous.recipe.version}: {'; '.join(rows) or 'the same recipe'}"
 
 
 def _who(record: Record) -> str:

@@ -18,6 +18,7 @@ class FakeContext:
     placement: Placement = field(default_factory=lambda: Placement(workers=1))
     results: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     reports: list[tuple[float, float | None]] = field(default_factory=list)
+    metrics: list[dict[str, float]] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
     published: dict[str, Summary] = field(default_factory=dict)
 
@@ -46,6 +47,7 @@ class FakeContext:
         self, done: float, total: float | None = None, unit: str = "documents", **metrics: float
     ) -> None:
         self.reports.append((done, total))
+        self.metrics.append(metrics)
 
     def log(self, message: str) -> None:
         self.messages.append(message)

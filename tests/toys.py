@@ -84,7 +84,9 @@ class Slow(Documents):
         started = time.monotonic()
         ctx.log(f"worker process {os.getpid()}")
         while time.monotonic() - started < self.seconds:
-            ctx.progress(time.monotonic() - started, self.seconds, "seconds", loss=1.0)
+            done = time.monotonic() - started
+            metrics = {"train/loss": 2.0 / (1 + done), "train/grad_norm": 1.0, "tokens": 100 * done}
+            ctx.progress(done, self.seconds, "seconds", **metrics)
             time.sleep(0.05)
         if self.ending == "raise":
             raise StageError("diverged", "loss is not finite at step 3")

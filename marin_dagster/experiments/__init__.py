@@ -34,6 +34,9 @@ FAULTS = (
 )
 
 
+_owner: dict[str, str] = {}  # experiment of each address of the catalog
+
+
 @functools.lru_cache(maxsize=1)
 def catalog() -> dict[str, Recipe]:
     """Every recipe of every installed experiment, by address.
@@ -41,7 +44,13 @@ def catalog() -> dict[str, Recipe]:
     A process reads it once: versions that are added later appear in processes that start later.
     """
     modules = _modules()
-    return collect(modules.items(), _added(modules))
+    return collect(modules.items(), _added(modules), _owner)
+
+
+def experiment_of(address: str) -> str:
+    """The experiment that an artifact belongs to; of several, the first by name."""
+    catalog()
+    return _owner[address]
 
 
 def recurring() -> dict[str, Recurrence]:
@@ -75,17 +84,20 @@ def renew(
 
 
 def collect(
-    modules: Iterable[tuple[str, ModuleType]], added: Mapping[str, tuple[str, ...]] | None = None
+    modules: Iterable[tuple[str, ModuleType]],
+    added: Mapping[str, tuple[str, ...]] | None = None,
+    owner: dict[str, str] | None = None,
 ) -> dict[str, Recipe]:
     """Returns the recipes of the given (name, module) experiments, by address.
 
-    `added` are versions besides those of the modules, by name.
+    `added` are versions besides those of the modules, by name. Fills `owner` with the experiment
+    of each address.
 
     Raises ValueError, naming the experiment, when a module is not one, when its recipes cannot be
     made, or when two experiments claim one address with different recipes.
     """
     found: dict[str, Recipe] = {}
-    owner: dict[str, str] = {}
+    owner = {} if owner is None else owner
     for name, module in modules:
         for version in (*_versions(name, module), *(added or {}).get(name, ())):
             for address, recipe in _recipes(name, module, version).items():

@@ -16,7 +16,7 @@ from marin_dagster.training.loop import Run, train
 from marin_dagster.training.outputs import write_checkpoint
 from marin_dagster.training.pretrain_build import open_caches, open_mixture
 from marin_dagster.training.sampling import generate
-from marin_dagster.training.summary import run_numbers, run_plots
+from marin_dagster.training.summary import run_numbers, run_plots, tracker_note
 
 if TYPE_CHECKING:
     from marin_dagster.posttraining.sft import SupervisedFineTune
@@ -47,7 +47,7 @@ def build_fine_tuned(recipe: "SupervisedFineTune", ctx: Context) -> Summary:
         steps_per_eval=recipe.steps_per_eval,
         steps_per_checkpoint=recipe.steps_per_checkpoint,
     )
-    model, history = train(ctx, model, mixture, validation, recipe.batch_size, run)
+    model, history, tracker = train(ctx, model, mixture, validation, recipe.batch_size, run)
     write_checkpoint(ctx, ctx.out, model, tokenizer, steps=recipe.num_steps, chat=True)
     answers = ask(model, recipe.sample_questions, tokenizer)
     numbers: dict[str, Any] = run_numbers(history, config, tokenizer.vocab_size)
@@ -59,7 +59,10 @@ def build_fine_tuned(recipe: "SupervisedFineTune", ctx: Context) -> Summary:
         numbers=numbers,
         tables={"Answers": answers} if answers else {},
         plots=run_plots(history, {}),
-        notes={"One conversation with its loss mask": _shown(readers[name], tokenizer)},
+        notes={
+            "One conversation with its loss mask": _shown(readers[name], tokenizer),
+            **tracker_note(tracker),
+        },
     )
 
 

@@ -20,13 +20,22 @@ from marin_dagster.models.transformer import Transformer
 from marin_dagster.recipe import Context, StageError
 from marin_dagster.training.checkpoint import Saver, restore
 from marin_dagster.training.evaluate import evaluate
-from marin_dagster.training.metrics import MetricsLog, Row, WandbMirror, read_metrics
+from marin_dagster.training.metrics import MetricsLog, Row, read_metrics
 from marin_dagster.training.optimizer import OptimizerConfig
 from marin_dagster.training.step import State, initial_state, make_step
+from marin_dagster.training.tracker import WANDB_FOLDER, WandbMirror
 
 Keep = Callable[[int, Transformer, list[Row]], None]
 
 PREFETCHED = 2  # batches ready before they are asked for
+LIVE = (  # what one follows while it trains; the rest is in metrics.jsonl
+    "train/loss",
+    "train/grad_norm",
+    "throughput/tokens_per_second",
+    "moe/dropped",
+    "moe/max_load_ratio",
+    "tokens",
+)
 UNEVEN, UNEVEN_STEPS = 3.0, 50  # an expert at three fair shares for fifty steps is an alarm
 
 
@@ -57,12 +66,13 @@ def train(
     batch_size: int,
     run: Run,
     keep: Keep | None = None,
-) -> tuple[Transformer, list[Row]]:
+) -> tuple[Transformer, list[Row], str | None]:
     """Trains from the newest resume point in `ctx.work`, or from `model`.
 
     `keep` gets the step, the model and the history so far at each of `run.snapshots`, before a
     resume point of that step or a later one is written. Writes `metrics.jsonl` into `ctx.work`;
-    returns the model and the history, each step once.
+    returns the model, the history, each step once, and the address of the run's page at Weights &
+    Biases, if it has one.
     Raises StageError("diverged") for a loss that is not finite, and StageError("error") when a
     resume point could not be written.
     """
@@ -75,9 +85,11 @@ def train(
         ctx.log(f"attempt {log.attempt} goes on after step {first}")
     mirror = WandbMirror(
         ctx.placement.wandb_mode,
-        os.path.join(ctx.out, ".wandb"),  # beside the files, not among them: it names this host
+        os.path.join(ctx.out, WANDB_FOLDER),  # beside the files, not among them: it names this host
         ctx.recipe.address,
+        log.attempt,
         ctx.recipe.payload,
+        ctx.log,
     )
     loop = _Loop(ctx, run, validation, batch_size, log, mirror, keep)
     try:
@@ -86,7 +98,7 @@ def train(
     finally:
         log.close()
         mirror.finish()
-    return state.model, read_metrics(log.path)
+    return state.model, read_metrics(log.path), mirror.url
 
 
 class _Loop:
@@ -154,9 +166,7 @@ class _Loop:
             done,
             self.run.num_steps,
             "steps",
-            loss=metrics["train/cross_entropy"],
-            grad_norm=metrics["train/grad_norm"],
-            tokens_per_second=metrics["throughput/tokens_per_second"],
+            **{key: metrics[key] for key in LIVE},
         )
         self.uneven = self.uneven + 1 if metrics["moe/max_load_ratio"] > UNEVEN else 0
         if self.uneven == UNEVEN_STEPS:

@@ -1,11 +1,10 @@
 """Turns the numbers of a run into an append-only file, and the file into one row per step.
 
-The file is the truth; Weights & Biases mirrors it and may fail without harm.
+The file is the truth; what else is shown of a run is a copy of it.
 """
 
 import json
 import os
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -67,50 +66,3 @@ def _end_with_newline(path: str) -> None:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 file.write(b"\n")
-
-
-class WandbMirror:
-    """Copies rows to Weights & Biases; the first failure is a warning, and then it is silent."""
-
-    def __init__(self, mode: str, folder: str, name: str, config: Mapping[str, Any]):
-        self._run = None
-        if mode == "disabled":
-            return
-        import wandb
-
-        os.makedirs(folder, exist_ok=True)
-        try:
-            self._run = wandb.init(
-                project="marin-dagster",
-                name=name,
-                config=dict(config),
-                dir=folder,
-                mode="online" if mode == "online" else "offline",
-                settings=wandb.Settings(silent=True, init_timeout=30, console="off"),
-            )
-        except (wandb.Error, OSError, TimeoutError) as error:
-            self._give_up(error)
-
-    def log(self, row: Row) -> None:
-        if self._run is None:
-            return
-        import wandb
-
-        try:
-            self._run.log(row, step=row["step"])
-        except (wandb.Error, OSError) as error:
-            self._give_up(error)
-
-    def finish(self) -> None:
-        if self._run is None:
-            return
-        import wandb
-
-        try:
-            self._run.finish()
-        except (wandb.Error, OSError) as error:
-            self._give_up(error)
-
-    def _give_up(self, error: Exception) -> None:
-        self._run = None
-        warnings.warn(f"Weights & Biases is not reached: {error}; training goes on", stacklevel=3)

@@ -14,7 +14,7 @@ from marin_dagster.training.evaluate import unigram_entropy
 from marin_dagster.training.loop import Run, train
 from marin_dagster.training.outputs import Snapshots, write_checkpoint
 from marin_dagster.training.sampling import generate
-from marin_dagster.training.summary import run_numbers, run_plots
+from marin_dagster.training.summary import run_numbers, run_plots, tracker_note
 
 if TYPE_CHECKING:
     from marin_dagster.training.pretrain import Pretrain
@@ -45,7 +45,9 @@ def build_pretrained(recipe: "Pretrain", ctx: Context) -> Summary:
     )
     snapshots = Snapshots(recipe, ctx, tokenizer)
     snapshots.publish_left_over()
-    model, history = train(ctx, model, mixture, validation, recipe.batch_size, run, snapshots.keep)
+    model, history, tracker = train(
+        ctx, model, mixture, validation, recipe.batch_size, run, snapshots.keep
+    )
     write_checkpoint(ctx, ctx.out, model, tokenizer, steps=recipe.num_steps)
 
     entropy = _mixed_entropy(readers, weights)
@@ -59,7 +61,7 @@ def build_pretrained(recipe: "Pretrain", ctx: Context) -> Summary:
         },
         tables={"Epochs": _epoch_table(mixture, recipe.num_steps)},
         plots=run_plots(history, {"unigram entropy": entropy}),
-        notes={"Samples": samples},
+        notes={"Samples": samples, **tracker_note(tracker)},
     )
 
 

@@ -36,7 +36,7 @@ def run_numbers(
 
 
 def run_plots(history: Sequence[Row], levels: Mapping[str, float]) -> dict[str, str]:
-    """Curves of the loss (beside `levels`, in nats), of the gradient norm and of the routers."""
+    """Curves of the loss (beside `levels`, in nats), the gradient norm, the routers, the speed."""
     losses = {"training": _points(history, "train/cross_entropy")}
     evaluated = _points(history, "eval/loss")
     if evaluated[0]:
@@ -47,14 +47,21 @@ def run_plots(history: Sequence[Row], levels: Mapping[str, float]) -> dict[str, 
     }
     norm = {"gradient": _points(history, "train/grad_norm")}
     rate = {"learning rate": _points(history, "train/learning_rate")}
+    speed = {"training": _points(history[SETTLED:] or history, "throughput/tokens_per_second")}
     return {
         "Loss": line_chart(losses, "Loss", "step", "nats per token", levels),
         "Gradient norm": line_chart(norm, "Gradient norm", "step", "norm", log_y=True),
         "Expert load": line_chart(
             routers, "Expert load, worst layer", "step", "fair shares", {"balanced": 1.0}
         ),
+        "Throughput": line_chart(speed, "Throughput", "step", "tokens per second"),
         "Learning rate": line_chart(rate, "Learning rate", "step", "rate"),
     }
+
+
+def tracker_note(url: str | None) -> dict[str, str]:
+    """A link to the run's page at Weights & Biases, as a note."""
+    return {"Weights & Biases": f"[the run]({url})"} if url else {}
 
 
 def _points(history: Sequence[Row], key: str) -> tuple[list[float], list[float]]:

@@ -68,7 +68,7 @@ def context(root: Path) -> FakeContext:
 
 def run(root: Path, rows: CountingRows | None = None, how: Run = RUN, keep=None):
     model = Transformer(TINY, VOCAB, jax.random.key(0))
-    return train(context(root), model, rows or CountingRows(), {}, ROWS, how, keep)
+    return train(context(root), model, rows or CountingRows(), {}, ROWS, how, keep)[:2]
 
 
 @pytest.fixture(scope="module")
@@ -142,3 +142,6 @@ def test_progress_is_reported_at_every_step(tmp_path):
     how = dataclasses.replace(RUN, num_steps=3, steps_per_checkpoint=None)
     train(ctx, Transformer(TINY, VOCAB, jax.random.key(0)), CountingRows(), {}, ROWS, how)
     assert ctx.reports == [(1, 3), (2, 3), (3, 3)]
+    last = read_metrics(os.path.join(ctx.work, "metrics.jsonl"))[-1]
+    assert ctx.metrics[-1] == {name: last[name] for name in loop.LIVE}
+    assert {"train/loss", "train/grad_norm", "moe/dropped", "tokens"} <= set(loop.LIVE)

@@ -1,8 +1,4 @@
-import sys
-import types
-import warnings
-
-from marin_dagster.training.metrics import MetricsLog, WandbMirror, read_metrics
+from marin_dagster.training.metrics import MetricsLog, read_metrics
 
 
 def write(path: str, steps: range, value: float) -> None:
@@ -28,20 +24,3 @@ def test_a_line_that_a_killed_attempt_left_unfinished_is_ignored(tmp_path):
         file.write('{"attempt": 1, "st')
     write(path, range(3, 5), 2.0)
     assert [row["train/loss"] for row in read_metrics(path)] == [1.0, 1.0, 2.0, 2.0]
-
-
-def test_an_outage_of_the_tracker_is_one_warning(tmp_path, monkeypatch):
-    class Unreachable(Exception):
-        pass
-
-    def refuse(**_):
-        raise Unreachable("connection refused")
-
-    stub = types.SimpleNamespace(init=refuse, Settings=dict, Error=Unreachable)
-    monkeypatch.setitem(sys.modules, "wandb", stub)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        mirror = WandbMirror("online", str(tmp_path), "x", {})
-        mirror.log({"step": 1})
-        mirror.finish()
-    assert ["connection refused" in str(warning.message) for warning in caught] == [True]

@@ -58,3 +58,17 @@ def test_each_attempt_is_a_run_of_its_own_offline(tmp_path):
         mirror.finish()
     assert said == []
     assert len(list(Path(tmp_path).rglob("run-*.wandb"))) == 2
+
+
+def test_the_page_of_a_run_is_told_once_it_is_known(tmp_path, monkeypatch):
+    page = "https://wandb.test/lab/runs/1"
+    run = types.SimpleNamespace(url=page, log=lambda row, step: None, finish=lambda: None)
+    stub = types.SimpleNamespace(init=lambda **_: run, Settings=dict, Error=OSError)
+    monkeypatch.setitem(sys.modules, "wandb", stub)
+    said = []
+    mirror = WandbMirror("online", str(tmp_path), "checkpoints/x@dev", 1, {}, said.append)
+    mirror.finish()
+    assert (mirror.url, said) == (page, [f"Weights & Biases: {page}"])
+    assert (
+        WandbMirror("disabled", str(tmp_path), "checkpoints/x@dev", 1, {}, said.append).url is None
+    )

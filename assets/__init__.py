@@ -12,6 +12,7 @@ from assets.quality import quality
 from assets.raw import raw
 from assets.reports import reports
 from assets.sft import sft
+from assets.snapshots import snapshots
 from assets.text import text
 from assets.tokenized import tokenized
 from assets.tokenizers import tokenizers
@@ -28,6 +29,7 @@ STAGES = [
     tokenizers,
     tokenized,
     checkpoints,
+    snapshots,
     sft,
     evals,
     exports,

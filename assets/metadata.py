@@ -12,7 +12,7 @@ from marin_dagster.plots import sketch
 from marin_dagster.recipe import Recipe, StageError
 from marin_dagster.record import Record
 from marin_dagster.store import Outcome, Store
-from marin_dagster.training.metrics import WANDB_FOLDER
+from marin_dagster.training.tracker import WANDB_FOLDER
 from marin_dagster.versions import Comparison, Version, compare_versions
 
 TABLE_ROWS = 30

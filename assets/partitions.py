@@ -26,7 +26,7 @@ def deps_of(stage: str) -> list[dg.AssetDep]:
     edges: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for recipe in catalog().values():
         if recipe.stage == stage:
-            for item in recipe.inputs:
+            for item in recipe.needs:
                 edges[item.stage][item.key].add(recipe.key)
     return [
         dg.AssetDep(

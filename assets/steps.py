@@ -104,7 +104,7 @@ def run_step(instance: dg.DagsterInstance, step: StepRun) -> StepResult:
 
 def _ready(waiting: Mapping[str, StepRun], running: set[str]) -> list[StepRun]:
     unmade = waiting.keys() | running
-    return [step for key, step in waiting.items() if not unmade & _addresses(find(key).inputs)]
+    return [step for key, step in waiting.items() if not unmade & _addresses(find(key).needs)]
 
 
 def _addresses(recipes: tuple[Recipe, ...]) -> set[str]:

@@ -2,7 +2,7 @@
 
     python benchmarks/graph_scale.py --recipes 10000
 
-Makes an experiment of that many small recipes in a temporary folder, and starts `dagster dev` on it.
+Makes an experiment of that many small recipes in a temporary folder and starts `dagster dev`.
 """
 
 import argparse

@@ -1,18 +1,17 @@
-"""Turns commands into plans, builds and views: `marin plan | build | status | show | diff`."""
+"""Turns commands into plans, builds, versions and views: `marin plan | build | renew | status`."""
 
 import sys
 import time
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Sequence
 
 import click
-from rich.console import Console
 from rich.table import Table
 
+from marin_dagster import experiments
 from marin_dagster.environment import read_environment
 from marin_dagster.experiments import catalog, find
 from marin_dagster.plan import DAMAGED, describe, drift_behind, plan
-from marin_dagster.recipe import Recipe, StageError, payload_diff
+from marin_dagster.recipe import Recipe, payload_diff
 from marin_dagster.show import (
     age,
     artifact_lines,
@@ -22,23 +21,8 @@ from marin_dagster.show import (
 )
 from marin_dagster.store import Store
 from marin_dagster.targets import resolve
-
-WIDE = 240  # columns of a table that goes into a file or a pipe
-console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else WIDE)
-
-
-def clear_errors(command: Callable) -> Callable:
-    """Shows what a person can mend as one line, without a traceback; the exit code is 2."""
-
-    @wraps(command)
-    def wrapped(*args, **kwargs):
-        try:
-            return command(*args, **kwargs)
-        except (ValueError, TypeError, StageError) as error:
-            click.secho(f"error: {error}", fg="red", err=True)
-            sys.exit(2)
-
-    return wrapped
+from marin_dagster.terminal import clear_errors, console
+from marin_dagster.upkeep_cli import adopt_command, gc_command, verify_command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -47,6 +31,10 @@ def main() -> None:
 
     TARGETS are addresses, stage/name@version, or shell patterns over them, 'evals/*@2026.*'.
     """
+
+
+for upkeep in (gc_command, adopt_command, verify_command):
+    main.add_command(upkeep)
 
 
 @main.command(name="plan")
@@ -79,6 +67,29 @@ def build(targets: tuple[str, ...], run: bool, force: bool) -> None:
     for recipe in recipes:
         console.print(f"{recipe.address} is at {store.url(recipe)}")
     console.print(f"done in {time.monotonic() - started:,.1f} s")
+
+
+@main.command()
+@click.argument("experiment")
+@click.option("--version", help="A calendar version; by default that of today.")
+@click.option("--run", is_flag=True, help="Build the targets of the new version.")
+@clear_errors
+def renew(experiment: str, version: str | None, run: bool) -> None:
+    """Add a version to EXPERIMENT, which recurs, and show it to a running `dagster dev`."""
+    targets = experiments.renew(experiment, version=version)
+    console.print(f"{experiment} has the version {targets[0].version}: its targets are")
+    for target in targets:
+        console.print(f"  {target.address}")
+    from resources import WebserverResource
+
+    fault = WebserverResource().reload()
+    if fault:
+        console.print(f"note: {fault}", style="yellow")
+    if run:
+        from marin_dagster.foreground import build_in_foreground
+
+        if not build_in_foreground(targets, force=False):
+            sys.exit(1)
 
 
 @main.command()

@@ -77,12 +77,13 @@ def plan(
     """
     targets = list(targets)
     order = walk(targets)  # refuses two recipes at one address
-    forced = {target.address for target in targets} if force else set()
+    forced = {_forceable(target).address for target in targets} if force else set()
     judged: dict[str, Judgement] = {}
     while True:
         needed = _needed(store, targets, judged, forced)
         if not _pass_on_rebuilds(order, needed, judged):
             break  # else something that seemed complete will run, and may need more inputs
+    _pass_on_makers(order, needed, judged)
     recipes = [recipe for address, recipe in order.items() if address in needed]
     running = [recipe for recipe in recipes if judged[recipe.address].action == RUN]
     costs = estimate(store, running, known)
@@ -110,9 +111,9 @@ def _needed(
         if recipe.address not in judged:
             judged[recipe.address] = judge(store, recipe, force=recipe.address in forced)
         if judged[recipe.address].action == RUN:
-            pending += recipe.inputs
+            pending += recipe.needs
         elif recipe.version == DEV:  # an absent input matters only to an artifact that will run
-            pending += (item for item in recipe.inputs if _readable(store, item) is not None)
+            pending += (item for item in recipe.needs if _readable(store, item) is not None)
     return found
 
 
@@ -126,7 +127,7 @@ def _pass_on_rebuilds(
             continue
         rebuilt = [
             item.address
-            for item in recipe.inputs
+            for item in recipe.needs
             if item.address in needed and judged[item.address].action == RUN
         ]
         if rebuilt:
@@ -134,6 +135,21 @@ def _pass_on_rebuilds(
             judged[address] = replace(judged[address], action=RUN, reason=reason)
             changed = True
     return changed
+
+
+def _pass_on_makers(
+    order: dict[str, Recipe], needed: set[str], judged: dict[str, Judgement]
+) -> None:
+    """Says of absent artifacts that others make on their way whether that will happen."""
+    for address, recipe in order.items():
+        if recipe.made_by is None or address not in needed or judged[address].action != RUN:
+            continue
+        maker = recipe.made_by.address
+        if judged[maker].action == RUN:
+            judged[address] = replace(judged[address], reason=f"made by {maker} on its way")
+        else:
+            gone = f"it is not there, and {maker}, which makes it on its way, is complete"
+            judged[address] = replace(judged[address], action=DAMAGED, reason=gone)
 
 
 def drift_behind(
@@ -176,7 +192,7 @@ def judge(store: Store, recipe: Recipe, *, force: bool = False) -> Judgement:
 def compare(store: Store, recipe: Recipe, record: Record) -> tuple[Difference, ...]:
     """Lists what differs between what an artifact was made with and what would make it now."""
     rows = [("recipe", *row) for row in payload_diff(dict(record.payload), recipe.payload)]
-    code = code_digests(recipe)
+    code = code_digests(recipe) if record.adopted is None else {}
     for module in sorted({*record.code, *code}):
         rows.append(("code", module, record.code.get(module), code.get(module)))
     recorded = {item.address: item.digest for item in record.inputs}
@@ -204,6 +220,15 @@ def describe(judgement: Judgement) -> str:
         if judgement.stale:
             text += f"; STALE {'; '.join(map(str, judgement.stale))}"
     return text
+
+
+def _forceable(target: Recipe) -> Recipe:
+    if target.made_by is not None:
+        raise ValueError(
+            f"{target.address} cannot be forced: {target.made_by.address} makes it on its way; "
+            f"build it again with `marin build {target.made_by.address} --run --force`"
+        )
+    return target
 
 
 def _readable(store: Store, recipe: Recipe) -> Record | None:

@@ -128,6 +128,14 @@ class Context(Protocol):
 
     def log(self, message: str) -> None: ...
 
+    def publish(self, recipe: "Recipe", folder: str, summary: Summary) -> None:
+        """Commits the files of a local folder as the artifact of a recipe of `self.recipe.makes`.
+
+        Others can read it while this build goes on. The folder is removed when that is done, which
+        may be after this call; publishing again in the same build, resumed or not, keeps the first.
+        """
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe(ABC):
@@ -151,7 +159,7 @@ class Recipe(ABC):
                 f"name={self.name!r} of {type(self).__name__} is not a name; use lower-case "
                 "letters, digits, '.', '_' and '-', starting with a letter or digit"
             )
-        if self.version != DEV and not _is_calendar_version(self.version):
+        if self.version != DEV and not is_calendar_version(self.version):
             raise ValueError(
                 f"version={self.version!r} of {self.stage}/{self.name} is neither 'dev' nor a "
                 "calendar version; write YYYY.MM.DD or YYYY.MM.DD.N, as in 2026.11.30"
@@ -174,19 +182,40 @@ class Recipe(ABC):
         """`stage/name@version`."""
         return f"{self.stage}/{self.key}"
 
+    @property
+    def made_by(self) -> "Recipe | None":
+        """The recipe, a field of this one, whose build makes this artifact on its way."""
+        return None
+
+    @property
+    def makes(self) -> tuple["Recipe", ...]:
+        """The recipes whose artifacts this one's build publishes on its way."""
+        return ()
+
     @cached_property
     def inputs(self) -> tuple["Recipe", ...]:
-        """The recipes that this one reads, in the order of its fields, each once."""
+        """The recipes that this one reads, in the order of its fields, each once.
+
+        What is made by another recipe on its way reads what that one reads.
+        """
         found: dict[str, Recipe] = {}
         for item in dataclasses.fields(self):
             for recipe in _recipes_in(getattr(self, item.name)):
-                refuse_if_different(found.setdefault(recipe.address, recipe), recipe)
+                for read in recipe.inputs if recipe is self.made_by else (recipe,):
+                    refuse_if_different(found.setdefault(read.address, read), read)
         return tuple(found.values())
+
+    @property
+    def needs(self) -> tuple["Recipe", ...]:
+        """What has to be built for this: the recipe that makes it on its way, or its inputs."""
+        return self.inputs if self.made_by is None else (self.made_by,)
 
     @cached_property
     def modules(self) -> tuple[str, ...]:
         """The modules that define this recipe and the values in its fields."""
         found = {type(self).__module__: None}
+        if self.made_by is not None:
+            found.update(dict.fromkeys(self.made_by.modules))
         for item in dataclasses.fields(self):
             found.update(dict.fromkeys(_modules_in(getattr(self, item.name))))
         return tuple(found)
@@ -199,7 +228,8 @@ class Recipe(ABC):
             for item in dataclasses.fields(self)
             if item.name not in ("name", "version")
         }
-        return {"recipe": type(self).__name__, **fields}
+        made = {} if self.made_by is None else {"made_by": self.made_by.payload}
+        return {"recipe": type(self).__name__, **fields, **made}
 
     @cached_property
     def fingerprint(self) -> str:
@@ -219,7 +249,8 @@ class Recipe(ABC):
         return {"bytes": float(sum(sizes.values()))} if sizes else {}
 
 
-def _is_calendar_version(version: str) -> bool:
+def is_calendar_version(version: str) -> bool:
+    """Whether this is YYYY.MM.DD or YYYY.MM.DD.N, of a day that exists."""
     match = CALENDAR.fullmatch(version)
     if match is None:
         return False
@@ -232,6 +263,8 @@ def _is_calendar_version(version: str) -> bool:
 
 def walk(targets: Iterable[Recipe]) -> dict[str, Recipe]:
     """Returns every recipe that the targets need, by address, inputs before their readers.
+
+    A recipe stands before those that it makes on its way.
 
     Raises ValueError when two different recipes claim one address.
     """
@@ -246,7 +279,7 @@ def walk(targets: Iterable[Recipe]) -> dict[str, Recipe]:
             found[recipe.address] = recipe
         else:
             pending.append((recipe, True))
-            pending.extend((child, False) for child in reversed(recipe.inputs))
+            pending.extend((child, False) for child in reversed(recipe.needs))
     return found
 
 

@@ -104,6 +104,8 @@ def artifact_lines(store: Store, recipe: Recipe) -> Iterator[str]:
     yield f"  files        {len(record.files)}, {human_bytes(record.size_bytes)}"
     yield f"  data         {store.data_url(recipe, record)}"
     yield f"  made         {age(record.ended)} in {record.seconds:.1f} s by {_who(record)}"
+    if record.adopted is not None:
+        yield f"  adopted      from {record.adopted['source']} by {record.adopted['by']}"
     yield f"  command      {record.provenance.get('command')}"
     yield f"  run          {record.run_id or 'outside Dagster'}"
     for item in record.inputs:
@@ -134,7 +136,7 @@ def _branch(
     if repeated:
         return
     below = stem + {"": "", "├─ ": "│  ", "└─ ": "   "}[branch]
-    children = [item for item in recipe.inputs if item.address in steps]
+    children = [item for item in recipe.needs if item.address in steps]
     for number, child in enumerate(children):
         mark = "└─ " if number == len(children) - 1 else "├─ "
         yield from _branch(steps, child, below, mark, seen)

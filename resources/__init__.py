@@ -5,6 +5,7 @@ from resources.hub import HubResource
 from resources.launcher import LauncherResource
 from resources.store import StoreResource
 from resources.tracker import TrackerResource
+from resources.webserver import WebserverResource
 
 RESOURCES = {
     "store": StoreResource(),
@@ -12,6 +13,7 @@ RESOURCES = {
     "executor": ExecutorResource(),
     "tracker": TrackerResource(),
     "hub": HubResource(),
+    "webserver": WebserverResource(),
 }
 
 __all__ = [
@@ -21,4 +23,5 @@ __all__ = [
     "LauncherResource",
     "StoreResource",
     "TrackerResource",
+    "WebserverResource",
 ]

@@ -3,8 +3,9 @@
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,9 @@ import dagster as dg
 from marin_dagster.launch.base import Job, JobState, Launcher
 from marin_dagster.launch.local import LocalLauncher
 from marin_dagster.launch.worker import extras_for
-from marin_dagster.recipe import StageError, Summary
+from marin_dagster.recipe import Recipe, StageError, Summary
 from marin_dagster.record import summary_from
-from marin_dagster.store import BuildContext
+from marin_dagster.store import BuildContext, Store
 
 POLL_SECONDS = 0.2
 
@@ -73,8 +74,9 @@ class FileMessages(dg.PipesMessageReader):
 class Inbox:
     """What a worker has said so far."""
 
-    def __init__(self, build: BuildContext):
+    def __init__(self, build: BuildContext, published: Callable[[Recipe], None]):
         self._build = build
+        self._published = published
         self.summary: Summary | None = None
         self.failure: tuple[str, str] | None = None
 
@@ -86,6 +88,10 @@ class Inbox:
             self._build.log(body["message"])
         elif kind == "failure":
             self.failure = (body["reason"], body["message"])
+        elif kind == "publish":
+            made = {item.address: item for item in self._build.recipe.makes}[body["address"]]
+            self._build.publish(made, body["folder"], summary_from(body["summary"]))
+            self._published(made)
         elif kind == "summary":
             self.summary = summary_from(body["summary"])
 
@@ -105,7 +111,7 @@ class LauncherResource(dg.ConfigurableResource):
         call, nothing of the job is left running.
         """
         recipe, attempt = build.recipe, build.attempt
-        inbox = Inbox(build)
+        inbox = Inbox(build, partial(report_published, context.instance, build.store))
         base = f"{build.work}/attempt-{attempt.info.number:04d}"
         reader = FileMessages(f"{base}.messages", inbox)
         launcher = self.launcher()
@@ -137,6 +143,23 @@ class LauncherResource(dg.ConfigurableResource):
         for line in launcher.logs(handle):
             attempt.log(line)
         return _summary(recipe.address, state, inbox, launcher.logs(handle, lines=15))
+
+
+def report_published(instance: dg.DagsterInstance, store: Store, recipe: Recipe) -> None:
+    """Shows an artifact that a run made on its way: no step materializes its partition."""
+    record = store.record(recipe)
+    assert record is not None
+    instance.report_runless_asset_event(
+        dg.AssetMaterialization(
+            recipe.stage,
+            partition=recipe.key,
+            metadata={
+                **record.summary.numbers,
+                "path": dg.MetadataValue.path(store.data_url(recipe, record)),
+            },
+            tags={"dagster/data_version": record.digest},
+        )
+    )
 
 
 def _summary(address: str, state: JobState, inbox: Inbox, tail: list[str]) -> Summary:

@@ -18,7 +18,12 @@ def _install_toys() -> None:
     info = Path(site, "toy_lab-0.0.1.dist-info")
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-lab\nVersion: 0.0.1\n")
-    (info / "entry_points.txt").write_text("[marin_dagster.experiments]\ntoys = tests.toys\n")
+    (info / "entry_points.txt").write_text(
+        "[marin_dagster.experiments]\n"
+        "toys = tests.toys\n"
+        "rounds = tests.integration.lab:every_minute\n"
+        "live = tests.integration.lab:training\n"
+    )
     sys.path.insert(0, site)
     paths = [site, str(ROOT), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))

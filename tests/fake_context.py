@@ -1,5 +1,6 @@
 """A context without a store: local folders, and inputs that were built before."""
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ class FakeContext:
     reports: list[tuple[float, float | None]] = field(default_factory=list)
     metrics: list[dict[str, float]] = field(default_factory=list)
     messages: list[str] = field(default_factory=list)
+    published: dict[str, Summary] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for folder in (self.out, self.work):
@@ -49,6 +51,10 @@ class FakeContext:
 
     def log(self, message: str) -> None:
         self.messages.append(message)
+
+    def publish(self, recipe: Recipe, folder: str, summary: Summary) -> None:
+        shutil.move(folder, self.path(recipe))
+        self.published[recipe.address] = summary
 
 
 def build(recipe: Recipe, root: Path, **fields: Any) -> Summary:

@@ -17,7 +17,7 @@ from typing import Any
 from dagster_pipes import PipesContext, open_dagster_pipes
 
 from marin_dagster.process import die_with_parent
-from marin_dagster.recipe import Placement, Recipe, StageError
+from marin_dagster.recipe import Placement, Recipe, StageError, Summary
 from marin_dagster.record import Record, plain_summary
 from marin_dagster.store import Store
 
@@ -75,6 +75,11 @@ class WorkerContext:
     def log(self, message: str) -> None:
         self._pipes.report_custom_message({"kind": "log", "message": message})
 
+    def publish(self, recipe: Recipe, folder: str, summary: Summary) -> None:
+        """Asks the supervisor to commit the folder; it does so before it takes the summary."""
+        what = {"kind": "publish", "address": recipe.address, "folder": folder}
+        self._pipes.report_custom_message({**what, "summary": summary_body(recipe, summary)})
+
 
 def main() -> int:
     """Builds the one recipe that Pipes names; the exit code is 0 when a summary was sent."""
@@ -90,12 +95,15 @@ def main() -> int:
                 {"kind": "failure", "reason": error.reason, "message": error.message}
             )
             return 1
-        body = {
-            **dataclasses.asdict(plain_summary(context.recipe.address, summary)),
-            "plots": dict(summary.plots),
-        }
+        body = summary_body(context.recipe, summary)
         pipes.report_custom_message({"kind": "summary", "summary": body})
     return 0
+
+
+def summary_body(recipe: Recipe, summary: Summary) -> dict[str, Any]:
+    """A summary as JSON values, plots included."""
+    plain = dataclasses.asdict(plain_summary(recipe.address, summary))
+    return {**plain, "plots": dict(summary.plots)}
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ def build_page(recipe: ExperimentReport, ctx: Context) -> Summary:
         _artifact(item, records[address], address in targets, ctx)
         for address, item in recipes.items()
     ]
-    inputs = {address: [i.address for i in item.inputs] for address, item in recipes.items()}
+    inputs = {address: [i.address for i in item.needs] for address, item in recipes.items()}
     attempts = [attempt for record in records.values() for attempt in record.attempts]
     failures = sum(attempt["state"] == "failed" for attempt in attempts)
     page = _environment().from_string(TEMPLATE)

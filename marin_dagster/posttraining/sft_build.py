@@ -13,9 +13,10 @@ from marin_dagster.posttraining.chat import END, render_prompt, show_mask
 from marin_dagster.recipe import Context, StageError, Summary
 from marin_dagster.training.checkpoint import load_model, read_config
 from marin_dagster.training.loop import Run, train
-from marin_dagster.training.pretrain_build import open_caches, open_mixture, write_checkpoint
+from marin_dagster.training.outputs import write_checkpoint
+from marin_dagster.training.pretrain_build import open_caches, open_mixture
 from marin_dagster.training.sampling import generate
-from marin_dagster.training.summary import run_numbers, run_plots, tracker_note
+from marin_dagster.training.summary import run_numbers, run_plots
 
 if TYPE_CHECKING:
     from marin_dagster.posttraining.sft import SupervisedFineTune
@@ -46,8 +47,8 @@ def build_fine_tuned(recipe: "SupervisedFineTune", ctx: Context) -> Summary:
         steps_per_eval=recipe.steps_per_eval,
         steps_per_checkpoint=recipe.steps_per_checkpoint,
     )
-    model, history, tracker = train(ctx, model, mixture, validation, recipe.batch_size, run)
-    write_checkpoint(ctx, model, tokenizer, steps=recipe.num_steps, chat=True)
+    model, history = train(ctx, model, mixture, validation, recipe.batch_size, run)
+    write_checkpoint(ctx, ctx.out, model, tokenizer, steps=recipe.num_steps, chat=True)
     answers = ask(model, recipe.sample_questions, tokenizer)
     numbers: dict[str, Any] = run_numbers(history, config, tokenizer.vocab_size)
     numbers["supervised_share"] = round(share, 4)
@@ -60,7 +61,6 @@ def build_fine_tuned(recipe: "SupervisedFineTune", ctx: Context) -> Summary:
         plots=run_plots(history, {}),
         notes={
             "One conversation with its loss mask": _shown(readers[name], tokenizer),
-            **tracker_note(tracker),
         },
     )
 

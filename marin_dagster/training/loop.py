@@ -9,7 +9,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,15 +20,12 @@ from marin_dagster.models.transformer import Transformer
 from marin_dagster.recipe import Context, StageError
 from marin_dagster.training.checkpoint import Saver, restore
 from marin_dagster.training.evaluate import evaluate
-from marin_dagster.training.metrics import (
-    WANDB_FOLDER,
-    MetricsLog,
-    Row,
-    WandbMirror,
-    read_metrics,
-)
+from marin_dagster.training.metrics import MetricsLog, Row, WandbMirror, read_metrics
 from marin_dagster.training.optimizer import OptimizerConfig
 from marin_dagster.training.step import State, initial_state, make_step
+from marin_dagster.training.tracker import WANDB_FOLDER
+
+Keep = Callable[[int, Transformer, list[Row]], None]
 
 PREFETCHED = 2  # batches ready before they are asked for
 LIVE = (  # what one follows while it trains; the rest is in metrics.jsonl
@@ -58,6 +55,7 @@ class Run:
     z_loss_weight: float = 0.0
     steps_per_eval: int | None = None  # None: at the end only
     steps_per_checkpoint: int | None = None  # resume points; None: none
+    snapshots: tuple[int, ...] = ()  # steps whose model is handed to `keep`
 
 
 def train(
@@ -67,11 +65,13 @@ def train(
     validation: Mapping[str, Rows],
     batch_size: int,
     run: Run,
-) -> tuple[Transformer, list[Row], str | None]:
+    keep: Keep | None = None,
+) -> tuple[Transformer, list[Row]]:
     """Trains from the newest resume point in `ctx.work`, or from `model`.
 
-    Writes `metrics.jsonl` into `ctx.work`; returns the model, the history, each step once, and the
-    address of the run's page at Weights & Biases, if it has one.
+    `keep` gets the step, the model and the history so far at each of `run.snapshots`, before a
+    resume point of that step or a later one is written. Writes `metrics.jsonl` into `ctx.work`;
+    returns the model and the history, each step once.
     Raises StageError("diverged") for a loss that is not finite, and StageError("error") when a
     resume point could not be written.
     """
@@ -88,16 +88,14 @@ def train(
         ctx.recipe.address,
         ctx.recipe.payload,
     )
-    if mirror.url:
-        ctx.log(f"Weights & Biases: {mirror.url}")
-    loop = _Loop(ctx, run, validation, batch_size, log, mirror)
+    loop = _Loop(ctx, run, validation, batch_size, log, mirror, keep)
     try:
         with Saver(folder) as saver, _Prefetch(batches, first, run.num_steps) as source:
             state = loop.steps(state, source, saver, first)
     finally:
         log.close()
         mirror.finish()
-    return state.model, read_metrics(log.path), mirror.url
+    return state.model, read_metrics(log.path)
 
 
 class _Loop:
@@ -111,9 +109,10 @@ class _Loop:
         batch_size: int,
         log: MetricsLog,
         mirror: WandbMirror,
+        keep: Keep | None,
     ):
         self.ctx, self.run, self.log, self.mirror = ctx, run, log, mirror
-        self.validation, self.batch_size = validation, batch_size
+        self.validation, self.batch_size, self.keep = validation, batch_size, keep
         self.uneven = 0
 
     def steps(self, state: State, source: "_Prefetch", saver: Saver, first: int) -> State:
@@ -139,6 +138,8 @@ class _Loop:
                 metrics |= evaluate(state.model, self.validation, self.batch_size)
             self._report(done, metrics)
             saver.check()
+            if self.keep is not None and done in self.run.snapshots:
+                self.keep(done, state.model, read_metrics(self.log.path))
             if self._due(done, self.run.steps_per_checkpoint):
                 saver.save(done, state.model, state.optimizer)
         return state

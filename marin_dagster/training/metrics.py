@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from typing import Any
 
 Row = dict[str, Any]
-WANDB_FOLDER = ".wandb"  # of an artifact; beside its files
 
 
 class MetricsLog:
@@ -75,7 +74,6 @@ class WandbMirror:
 
     def __init__(self, mode: str, folder: str, name: str, config: Mapping[str, Any]):
         self._run = None
-        self.url: str | None = None  # of the run's page; there is none offline
         if mode == "disabled":
             return
         import wandb
@@ -90,7 +88,6 @@ class WandbMirror:
                 mode="online" if mode == "online" else "offline",
                 settings=wandb.Settings(silent=True, init_timeout=30, console="off"),
             )
-            self.url = self._run.url
         except (wandb.Error, OSError, TimeoutError) as error:
             self._give_up(error)
 

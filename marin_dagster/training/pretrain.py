@@ -8,6 +8,7 @@ from marin_dagster.kinds import Checkpoint, TokenCache, Tokenizer
 from marin_dagster.models.config import ModelConfig
 from marin_dagster.recipe import Context, Summary
 from marin_dagster.training.optimizer import OptimizerConfig
+from marin_dagster.training.snapshot import Snapshot, check_snapshots, snapshot_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +16,8 @@ class Pretrain(Checkpoint):
     """Trains a model from random weights on a mixture of token caches.
 
     A row has `model.seq_len` tokens. `validation` caches are measured in full every
-    `steps_per_eval` steps and at the end. Resume points do not change the result.
+    `steps_per_eval` steps and at the end. Resume points do not change the result, nor do
+    `snapshots`: steps whose model is published while the run goes on (`snapshot_of`).
     """
 
     stage: ClassVar[str] = "checkpoints"
@@ -32,11 +34,13 @@ class Pretrain(Checkpoint):
     z_loss_weight: float = 1e-4
     steps_per_eval: int | None = None
     steps_per_checkpoint: int | None = 100
+    snapshots: tuple[int, ...] = ()  # steps
     sample_prompts: tuple[str, ...] = ("",)  # continued in the summary; "" begins a text
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_run(self.num_steps, self.batch_size, self.steps_per_eval, self.steps_per_checkpoint)
+        check_snapshots(self.snapshots, self.num_steps)
         if not self.data:
             raise ValueError(
                 f"data=() of {self.address} is empty; give at least one (token cache, weight)"
@@ -53,6 +57,10 @@ class Pretrain(Checkpoint):
                     f"weight={weight} of {cache.address} is not positive; leave the cache out, or "
                     "give it a share of the rows"
                 )
+
+    @property
+    def makes(self) -> tuple[Snapshot, ...]:
+        return tuple(snapshot_of(self, step) for step in self.snapshots)
 
     @property
     def tokens(self) -> int:

@@ -1,7 +1,5 @@
 """Turns a `Pretrain` recipe into files: reads the caches, runs the loop, writes the checkpoint."""
 
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +10,11 @@ from marin_dagster.data.token_cache import TokenCacheReader
 from marin_dagster.data.tokenizer import TextTokenizer, load_tokenizer
 from marin_dagster.models.transformer import Transformer
 from marin_dagster.recipe import Context, Recipe, StageError, Summary
-from marin_dagster.training.checkpoint import save_model
 from marin_dagster.training.evaluate import unigram_entropy
 from marin_dagster.training.loop import Run, train
+from marin_dagster.training.outputs import Snapshots, write_checkpoint
 from marin_dagster.training.sampling import generate
-from marin_dagster.training.summary import run_numbers, run_plots, tracker_note
+from marin_dagster.training.summary import run_numbers, run_plots
 
 if TYPE_CHECKING:
     from marin_dagster.training.pretrain import Pretrain
@@ -43,9 +41,12 @@ def build_pretrained(recipe: "Pretrain", ctx: Context) -> Summary:
         z_loss_weight=recipe.z_loss_weight,
         steps_per_eval=recipe.steps_per_eval,
         steps_per_checkpoint=recipe.steps_per_checkpoint,
+        snapshots=recipe.snapshots,
     )
-    model, history, tracker = train(ctx, model, mixture, validation, recipe.batch_size, run)
-    write_checkpoint(ctx, model, tokenizer, steps=recipe.num_steps)
+    snapshots = Snapshots(recipe, ctx, tokenizer)
+    snapshots.publish_left_over()
+    model, history = train(ctx, model, mixture, validation, recipe.batch_size, run, snapshots.keep)
+    write_checkpoint(ctx, ctx.out, model, tokenizer, steps=recipe.num_steps)
 
     entropy = _mixed_entropy(readers, weights)
     prompts = [tokenizer.encode_prompt(text) for text in recipe.sample_prompts]
@@ -58,7 +59,7 @@ def build_pretrained(recipe: "Pretrain", ctx: Context) -> Summary:
         },
         tables={"Epochs": _epoch_table(mixture, recipe.num_steps)},
         plots=run_plots(history, {"unigram entropy": entropy}),
-        notes={"Samples": samples, **tracker_note(tracker)},
+        notes={"Samples": samples},
     )
 
 
@@ -91,21 +92,6 @@ def open_mixture(
         return Mixture(readers, weights, seq_len, batch_size, seed, num_steps)
     except ValueError as error:
         raise StageError("bad_input", str(error)) from error
-
-
-def write_checkpoint(
-    ctx: Context, model: Transformer, tokenizer: TextTokenizer, **facts: Any
-) -> None:
-    """Writes the model, its configuration and the run's metrics into the artifact."""
-    extra = {
-        "tokenizer": tokenizer.digest,
-        "bos_id": tokenizer.bos_id,
-        "eos_id": tokenizer.eos_id,
-        "pad_id": tokenizer.pad_id,
-        **facts,
-    }
-    save_model(model, ctx.out, extra)
-    shutil.copyfile(os.path.join(ctx.work, "metrics.jsonl"), os.path.join(ctx.out, "metrics.jsonl"))
 
 
 def sample_texts(

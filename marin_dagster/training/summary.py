@@ -59,11 +59,6 @@ def run_plots(history: Sequence[Row], levels: Mapping[str, float]) -> dict[str, 
     }
 
 
-def tracker_note(url: str | None) -> dict[str, str]:
-    """A link to the run's page at Weights & Biases, as a note."""
-    return {"Weights & Biases": f"[the run]({url})"} if url else {}
-
-
 def _points(history: Sequence[Row], key: str) -> tuple[list[float], list[float]]:
     rows = [row for row in history if key in row]
     return [row["step"] for row in rows], [row[key] for row in rows]

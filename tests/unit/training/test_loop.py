@@ -66,9 +66,9 @@ def context(root: Path) -> FakeContext:
     return FakeContext(recipe, root, placement=Placement(wandb_mode="disabled"))
 
 
-def run(root: Path, rows: CountingRows | None = None, how: Run = RUN):
+def run(root: Path, rows: CountingRows | None = None, how: Run = RUN, keep=None):
     model = Transformer(TINY, VOCAB, jax.random.key(0))
-    return train(context(root), model, rows or CountingRows(), {}, ROWS, how)[:2]
+    return train(context(root), model, rows or CountingRows(), {}, ROWS, how, keep)
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +91,21 @@ def test_a_resumed_run_equals_an_uninterrupted_one(uninterrupted, tmp_path):
     for row, want in zip(history, uninterrupted[1], strict=True):
         assert row["train/loss"] == want["train/loss"]
         assert row["train/learning_rate"] == want["train/learning_rate"]
+
+
+def test_snapshots_are_handed_over_at_their_steps_and_change_no_number(uninterrupted, tmp_path):
+    kept = {}
+
+    def keep(step, model, history):
+        kept[step] = ([row["step"] for row in history], checkpoint.to_host(model))
+
+    how = dataclasses.replace(RUN, snapshots=(3, 5))
+    model, history = run(tmp_path, how=how, keep=keep)
+    assert eqx.tree_equal(model, uninterrupted[0])
+    for row, want in zip(history, uninterrupted[1], strict=True):
+        assert row["train/loss"] == want["train/loss"]
+    assert {step: steps for step, (steps, _) in kept.items()} == {3: [1, 2, 3], 5: [1, 2, 3, 4, 5]}
+    assert not eqx.tree_equal(kept[3][1], kept[5][1])
 
 
 def test_the_router_bias_moves_and_every_expert_is_used(uninterrupted):

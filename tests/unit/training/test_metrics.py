@@ -45,12 +45,3 @@ def test_an_outage_of_the_tracker_is_one_warning(tmp_path, monkeypatch):
         mirror.log({"step": 1})
         mirror.finish()
     assert ["connection refused" in str(warning.message) for warning in caught] == [True]
-
-
-def test_the_page_of_a_run_is_known_only_online(tmp_path, monkeypatch):
-    stub = types.SimpleNamespace(Settings=dict, Error=OSError)
-    monkeypatch.setitem(sys.modules, "wandb", stub)
-    for mode, url in (("online", "https://wandb.test/lab/runs/1"), ("offline", None)):
-        stub.init = lambda url=url, **_: types.SimpleNamespace(url=url)
-        assert WandbMirror(mode, str(tmp_path), "x", {}).url == url
-    assert WandbMirror("disabled", str(tmp_path), "x", {}).url is None

@@ -3,7 +3,7 @@
 from assets.stage import stage_asset
 
 DESCRIPTION = """\
-The model after some of the steps of a run, published by the run itself when it reaches them, so that
+The model after some of the steps of a run, published by the run when it reaches them, so that
 evaluation need not wait for the end.
 
 | | |

@@ -7,11 +7,12 @@ from typing import Any
 import dagster as dg
 
 from assets import metadata
+from assets.failure import failed_below, noted
 from assets.partitions import targets
 from assets.progress import announce
 from assets.stage import FORCE_TAG, OWNERS, is_forced, tag_value
-from marin_dagster.attempt import MESSAGE_CHARACTERS
 from marin_dagster.experiments import catalog
+from marin_dagster.failure import MESSAGE_CHARACTERS
 from marin_dagster.plan import DAMAGED, REUSE, Step, describe, drift_behind, plan
 from marin_dagster.recipe import Recipe
 from marin_dagster.store import Store, damage_message
@@ -37,7 +38,11 @@ of its own stage and `marin status` show.
     backfill_policy=dg.BackfillPolicy.multi_run(1),
 )
 def build(context: dg.AssetExecutionContext, store: StoreResource) -> dg.MaterializeResult:
-    opened = store.open()
+    with noted(context):
+        return _build(context, store.open())
+
+
+def _build(context: dg.AssetExecutionContext, opened: Store) -> dg.MaterializeResult:
     target = catalog()[context.partition_key]
     forced = is_forced(context, target)
     steps = plan(opened, [target], force=forced)
@@ -46,6 +51,7 @@ def build(context: dg.AssetExecutionContext, store: StoreResource) -> dg.Materia
         if step.judgement.action == DAMAGED:
             raise dg.Failure(
                 damage_message(opened.url(step.recipe), step.recipe, [step.judgement.reason]),
+                metadata={"reason": "bad_input"},
                 allow_retries=False,
             )
     for address, judgement in drift_behind(opened, [target], steps).items():
@@ -98,11 +104,8 @@ def _run(
         if not result.success:
             last = opened.last_attempt(recipe)
             log = f" (log: {opened.log_url(recipe, last.number)})" if last else ""
-            raise dg.Failure(
-                f"{recipe.address} failed: {_why(result)}{log}",
-                metadata={"run": dg.MetadataValue.dagster_run(result.run_id)},
-                allow_retries=False,
-            )
+            message = f"{recipe.address} failed: {_why(result)}{log}"
+            raise failed_below(context, result.run_id, message)
         seconds = round(time.monotonic() - started, 1)
         announce(context, f"      {_outcome(opened, recipe)}, {seconds} s")
         record = opened.record(recipe)

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 import dagster as dg
 
-from marin_dagster.recipe import Recipe, StageError
+from marin_dagster.recipe import Recipe
 from marin_dagster.store import Outcome, Store
 
 TABLE_ROWS = 30
@@ -78,17 +78,6 @@ def counts(outcome: Outcome) -> dg.AssetCheckResult:
         passed=found.balance == 0 and found.kept > 0,
         metadata={"read": found.read, "kept": found.kept, "unaccounted": found.balance},
     )
-
-
-def failure(store: Store, recipe: Recipe, error: StageError) -> dg.Failure:
-    """What a failed run shows: the reason, in a form that a machine can read, and the log."""
-    last = store.last_attempt(recipe)
-    found: dict[str, Any] = {"reason": error.reason, "artifact": recipe.address}
-    if last is not None:
-        tail = "\n".join(last.log_tail)
-        found["attempt"] = last.number
-        found["log"] = dg.MetadataValue.md(f"```\n{tail}\n```")
-    return dg.Failure(f"{error.reason}: {error.message}", metadata=found, allow_retries=False)
 
 
 def link(recipe: Recipe) -> str:

@@ -7,10 +7,11 @@ from functools import partial
 import dagster as dg
 
 from assets import metadata
+from assets.failure import explained, noted
 from assets.partitions import deps_of, keys_of, partitions_of
 from assets.progress import reporter
 from marin_dagster.experiments import catalog
-from marin_dagster.recipe import Placement, Recipe, StageError
+from marin_dagster.recipe import Placement, Recipe
 from marin_dagster.store import CountsError, Outcome
 from resources import (
     ExecutorResource,
@@ -67,22 +68,21 @@ def stage_asset(
         )
 
         try:
-            outcome = opened.build(
-                recipe,
-                work=partial(launcher.run, context) if recipe.accelerated else None,
-                placement=placement,
-                force=is_forced(context, recipe),
-                run_id=context.run_id,
-                progress=reporter(context, recipe.address),
-                log=context.log.info,
-            )
-        except CountsError as error:
-            yield dg.AssetCheckResult(
-                check_name="counts", passed=False, metadata={"reason": error.message}
-            )
-            raise metadata.failure(opened, recipe, error) from error
-        except StageError as error:
-            raise metadata.failure(opened, recipe, error) from error
+            with noted(context), explained(context, opened, recipe):
+                outcome = opened.build(
+                    recipe,
+                    work=partial(launcher.run, context) if recipe.accelerated else None,
+                    placement=placement,
+                    force=is_forced(context, recipe),
+                    run_id=context.run_id,
+                    progress=reporter(context, recipe.address),
+                    log=context.log.info,
+                )
+        except dg.Failure as failed:
+            if isinstance(failed.__cause__, CountsError):
+                found = {"reason": failed.__cause__.message}
+                yield dg.AssetCheckResult(check_name="counts", passed=False, metadata=found)
+            raise
         _say(context, recipe.address, outcome)
         yield dg.MaterializeResult(
             metadata=metadata.of(opened, recipe, outcome),

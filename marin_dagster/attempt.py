@@ -13,18 +13,19 @@ import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
+from marin_dagster.failure import evidence_of, message_of, reason_of
 from marin_dagster.recipe import StageError
 from marin_dagster.storage import Storage
 
 ATTEMPTS = ".attempts"
 RUNNING, SUCCEEDED, FAILED = "running", "succeeded", "failed"
 LOG_TAIL_LINES = 50
-MESSAGE_CHARACTERS = 2_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +44,7 @@ class AttemptInfo:
     heartbeat: float
     ended: float | None = None
     log_tail: tuple[str, ...] = ()
+    evidence: Mapping[str, Any] = field(default_factory=dict)  # what the reason rests on
 
 
 class Attempt:
@@ -80,9 +82,9 @@ class Attempt:
                 self.log(line)
         self._save_log()
         if error is None:
-            self._end(SUCCEEDED, None, None)
+            self._end(SUCCEEDED)
         else:
-            self._end(FAILED, reason_of(error), message_of(error))
+            self._end(FAILED, error)
 
     def log(self, line: str) -> None:
         """Adds a line to the attempt's log."""
@@ -114,13 +116,14 @@ class Attempt:
         text = "".join(f"{line}\n" for line in list(self._lines))
         self._storage.write(log_path(self._folder, self.info.number), text.encode(errors="replace"))
 
-    def _end(self, state: str, reason: str | None, message: str | None) -> None:
+    def _end(self, state: str, error: BaseException | None = None) -> None:
         self._write(
             replace(
                 self.info,
                 state=state,
-                reason=reason,
-                message=message,
+                reason=reason_of(error) if error else None,
+                message=message_of(error) if error else None,
+                evidence=evidence_of(error) if error else {},
                 heartbeat=time.time(),
                 ended=time.time(),
                 log_tail=tuple(self._lines[-LOG_TAIL_LINES:]) if state == FAILED else (),
@@ -228,25 +231,6 @@ def process_is_gone(info: AttemptInfo) -> bool:
     except PermissionError:
         return False
     return _is_zombie(info.pid)
-
-
-def reason_of(error: BaseException) -> str:
-    """Sorts an exception into one of `recipe.REASONS`."""
-    if isinstance(error, StageError):
-        return error.reason
-    if isinstance(error, MemoryError):
-        return "oom"
-    if isinstance(error, (Exception, SystemExit)):
-        return "error"
-    return "user_cancel"  # KeyboardInterrupt, or the way in which an orchestrator cancels
-
-
-def message_of(error: BaseException) -> str:
-    """An exception in words, cut where nobody reads on."""
-    if reason_of(error) == "user_cancel":
-        return "interrupted"
-    text = error.message if isinstance(error, StageError) else f"{type(error).__name__}: {error}"
-    return text if len(text) <= MESSAGE_CHARACTERS else f"{text[:MESSAGE_CHARACTERS]}…"
 
 
 def _bury(storage: Storage, folder: str, dead: AttemptInfo) -> None:

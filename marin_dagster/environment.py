@@ -1,5 +1,6 @@
 """Turns environment variables into settings: the one place of the engine that reads them."""
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ class Environment:
     prefix: str  # MARIN_PREFIX: folder or bucket of all artifacts
     drift: str  # MARIN_DRIFT: warn | error
     placement: Placement  # MARIN_WORKERS, HF_TOKEN, WANDB_MODE
+    timeout_seconds: float | None  # MARIN_TIMEOUT_SECONDS: wall time of a worker
+    hang_seconds: float | None  # MARIN_HANG_SECONDS: longest silence of a worker
 
     def store(self) -> Store:
         return Store(self.prefix, drift=self.drift)
@@ -30,6 +33,8 @@ def read_environment() -> Environment:
             hub_token=os.environ.get("HF_TOKEN") or None,
             wandb_mode=_wandb_mode(),
         ),
+        timeout_seconds=_seconds("MARIN_TIMEOUT_SECONDS"),
+        hang_seconds=_seconds("MARIN_HANG_SECONDS"),
     )
 
 
@@ -59,3 +64,16 @@ def _positive(name: str, default: int) -> int:
     if not text.isdigit() or int(text) < 1:
         raise ValueError(f"{name}={text!r} is not a positive whole number")
     return int(text)
+
+
+def _seconds(name: str) -> float | None:
+    text = os.environ.get(name)
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise ValueError(f"{name}={text!r} is not a positive number of seconds; unset it for none")
+    return seconds

@@ -1,14 +1,8 @@
 """Turns a target into a Dagster run in this process, with its progress on the terminal."""
 
-import contextlib
-import fcntl
-import hashlib
-import os
 import sys
-import tempfile
 import time
 import warnings
-from collections.abc import Iterator
 
 import dagster as dg
 from dagster._cli.utils import get_possibly_temporary_instance_for_cli
@@ -60,10 +54,7 @@ def build_in_foreground(target: Recipe, *, force: bool) -> bool:
     if force:
         tags[FORCE_TAG] = tag_value(target.address)
     quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
-    with contextlib.ExitStack() as stack:
-        with _one_at_a_time():  # Dagster's tables are made by the first command that comes
-            instance = stack.enter_context(get_possibly_temporary_instance_for_cli("marin build"))
-            instance.get_runs_count()
+    with get_possibly_temporary_instance_for_cli("marin build") as instance:
         result = job.execute_in_process(
             instance=instance,
             asset_selection=[dg.AssetKey("build")],
@@ -77,12 +68,3 @@ def build_in_foreground(target: Recipe, *, force: bool) -> bool:
         failed = data.user_failure_data
         printer.event(f"failed: {failed.description if failed else data.error_display_string}")
     return result.success
-
-
-@contextlib.contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """Lets one process of this machine at a time open the instance of the current folder."""
-    name = hashlib.sha256(f"{os.getuid()} {os.getcwd()}".encode()).hexdigest()[:16]
-    with open(os.path.join(tempfile.gettempdir(), f"marin-instance-{name}.lock"), "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -222,15 +222,18 @@ def log_path(folder: str, number: int) -> str:
 
 def process_is_gone(info: AttemptInfo) -> bool:
     """True when the attempt ran on this host and its process does not exist any more."""
-    if info.host != socket.gethostname():
-        return False
+    return info.host == socket.gethostname() and not process_exists(info.pid)
+
+
+def process_exists(pid: int) -> bool:
+    """True when this host has such a process and it has not ended."""
     try:
-        os.kill(info.pid, 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
-        return True
-    except PermissionError:
         return False
-    return _is_zombie(info.pid)
+    except PermissionError:
+        return True
+    return not _is_zombie(pid)
 
 
 def _bury(storage: Storage, folder: str, dead: AttemptInfo) -> None:

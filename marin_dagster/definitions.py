@@ -3,9 +3,13 @@
 import dagster as dg
 
 from assets import ASSETS
-from jobs import JOBS
+from jobs import JOBS, SENSORS
 from resources import RESOURCES
 
 defs = dg.Definitions(
-    assets=ASSETS, jobs=JOBS, resources=RESOURCES, executor=dg.in_process_executor
+    assets=ASSETS,
+    jobs=JOBS,
+    sensors=SENSORS,
+    resources=RESOURCES,
+    executor=dg.in_process_executor,
 )

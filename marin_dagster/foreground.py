@@ -9,8 +9,10 @@ from dagster._cli.utils import get_possibly_temporary_instance_for_cli
 
 from assets.progress import listen
 from assets.stage import FORCE_TAG, tag_value
+from jobs.reconcile import reconcile
 from marin_dagster.definitions import defs
 from marin_dagster.recipe import Recipe
+from marin_dagster.store import Store
 
 REFRESH_SECONDS = 0.5  # on a terminal
 LINE_SECONDS = 10.0  # in a file
@@ -39,6 +41,13 @@ class Printer:
         self._open = False
         self._last = time.monotonic()
         print(line, file=sys.stderr, flush=True)
+
+
+def reconcile_runs(store: Store) -> list[str]:
+    """Ends the runs of this instance whose worker is gone; returns a line for each."""
+    warnings.filterwarnings("ignore")
+    with get_possibly_temporary_instance_for_cli("marin reconcile") as instance:
+        return [finding.text for finding in reconcile(instance, store)]
 
 
 def build_in_foreground(target: Recipe, *, force: bool) -> bool:

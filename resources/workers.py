@@ -52,8 +52,8 @@ def note_reason(instance: dg.DagsterInstance, run: dg.DagsterRun, reason: str) -
     """Writes on a run why it did not succeed; a run that somebody cancels says so."""
     instance.add_run_tags(run.run_id, {REASON_TAG: reason})
     current = instance.get_run_by_id(run.run_id)
-    going = current is not None and current.status == dg.DagsterRunStatus.STARTED
-    if reason == "user_cancel" and going:
+    assert current is not None
+    if reason == "user_cancel" and current.status == dg.DagsterRunStatus.STARTED:
         instance.report_run_canceling(current)
 
 

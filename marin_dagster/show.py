@@ -66,10 +66,9 @@ def artifact_state(store: Store, recipe: Recipe) -> tuple[str, str, Record | Non
         if last.state == "running" and process_is_gone(last):
             return "failed", f"attempt {last.number}: killed", None
         if last.state == "running":
-            seen = (
-                f"attempt {last.number} on {last.host}, last seen {age(last.heartbeat, 'seconds')}"
-            )
-            return ("unknown" if store.is_silent(last) else "running"), seen, None
+            state = "unknown" if store.is_silent(last) else "running"
+            seen = age(last.heartbeat, "seconds")
+            return state, f"attempt {last.number} on {last.host}, last seen {seen}", None
         return "failed", f"attempt {last.number}: {last.reason}: {last.message}"[:200], None
     notes = [str(item) for item in compare(store, recipe, record) if item.part != "library"]
     state = "drifted" if notes else "complete"

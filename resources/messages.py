@@ -1,6 +1,7 @@
 """Turns the file that a worker writes its messages to into what the worker has said, each once."""
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,8 @@ import dagster as dg
 from marin_dagster.recipe import StageError, Summary
 from marin_dagster.record import summary_from
 from marin_dagster.store import BuildContext
+
+CUT_SECONDS = 30.0  # what is missing for longer is lost
 
 
 class Inbox:
@@ -26,11 +29,14 @@ class Inbox:
     def count(self) -> int:
         return self._last
 
+    def lacks(self, body: dict[str, Any]) -> int:
+        """How many messages should have come before this one and have not."""
+        return max(0, body["number"] - self._last - 1)
+
     def receive(self, body: dict[str, Any]) -> None:
         if body["number"] <= self._last:
             return
-        lost = body["number"] - self._last - 1
-        if lost:
+        if lost := self.lacks(body):
             self._build.log(f"{lost} messages of the worker were lost before {body['number']}")
         self._last = body["number"]
         kind = body["kind"]
@@ -57,6 +63,7 @@ class FileMessages(dg.PipesMessageReader):
         self._offset = 0
         self._handler: Any = None
         self._handled: set[bytes] = set()  # the few lines that are not numbered
+        self._cut_since: float | None = None
 
     @contextmanager
     def read_messages(self, handler) -> Iterator[dict[str, Any]]:
@@ -71,7 +78,8 @@ class FileMessages(dg.PipesMessageReader):
     def drain(self, last: bool = False) -> None:
         """Handles every whole line that came since the last call.
 
-        A line that is no message may become one; after the `last` call nothing does.
+        A line that is no message may become one, and what is missing may come, for a while; after
+        the `last` call nothing does.
         """
         try:
             if self._path.stat().st_size < self._offset:
@@ -85,12 +93,24 @@ class FileMessages(dg.PipesMessageReader):
             if not line.endswith(b"\n"):
                 return
             message = _parse(line)
-            if message is None and not last:
-                self._offset = 0  # cut within; look at everything again
+            if self._is_cut(message) and not last:
+                self._offset = 0  # look at everything again
                 return
             self._offset += len(line)
             if message is not None:
                 self._handle(line, message)
+
+    def _is_cut(self, message: dict[str, Any] | None) -> bool:
+        """True when this line shows that something is missing that may still come."""
+        whole = message is not None
+        if message is not None and message["method"] == "report_custom_message":
+            whole = not self._inbox.lacks(message["params"]["payload"])
+        if whole:
+            self._cut_since = None
+            return False
+        now = time.monotonic()
+        self._cut_since = self._cut_since or now
+        return now - self._cut_since < CUT_SECONDS
 
     def _handle(self, line: bytes, message: dict[str, Any]) -> None:
         if message["method"] == "report_custom_message":

@@ -9,6 +9,8 @@ import pytest
 from jaxtyping import install_import_hook
 
 from marin_dagster.experiments import catalog
+from tests.dagster_server import DagsterServer
+from tests.scripted import FOLDER, Scripts
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -18,7 +20,9 @@ def _install_toys() -> None:
     info = Path(site, "toy_lab-0.0.1.dist-info")
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-lab\nVersion: 0.0.1\n")
-    (info / "entry_points.txt").write_text("[marin_dagster.experiments]\ntoys = tests.toys\n")
+    (info / "entry_points.txt").write_text(
+        "[marin_dagster.experiments]\ntoys = tests.toys\nscripted = tests.scripted\n"
+    )
     sys.path.insert(0, site)
     paths = [site, str(ROOT), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
@@ -44,6 +48,24 @@ def prefix(tmp_path, monkeypatch) -> str:
     folder = str(tmp_path / "store")
     monkeypatch.setenv("MARIN_PREFIX", folder)
     return folder
+
+
+@pytest.fixture
+def scripts(tmp_path, monkeypatch) -> Scripts:
+    """What the scripted recipes do in this test and in the processes that it starts."""
+    (tmp_path / "scripts").mkdir()
+    monkeypatch.setenv(FOLDER, str(tmp_path / "scripts"))
+    return Scripts(tmp_path / "scripts")
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    """A `dagster dev` that all tests of one process share; `server.scripts` is its `scripts`."""
+    folder = tmp_path_factory.mktemp("server")
+    (folder / "scripts").mkdir()
+    with DagsterServer(folder, **{FOLDER: str(folder / "scripts")}) as found:
+        found.scripts = Scripts(folder / "scripts")
+        yield found
 
 
 @pytest.fixture

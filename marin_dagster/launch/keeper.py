@@ -42,17 +42,18 @@ def main(seconds: float, command: list[str]) -> int:
     )
     asked = False
     while worker.poll() is None:
-        number = signal.sigtimedwait(WATCHED, 1.0)
-        if number is None or number.si_signo in (signal.SIGCHLD, signal.SIGINT):
-            _reap(worker.pid)
-        elif number.si_signo == signal.SIGUSR1:
+        found = signal.sigtimedwait(WATCHED, 1.0)
+        number = found.si_signo if found else 0
+        if number == signal.SIGUSR1:
             worker.send_signal(signal.SIGUSR1)
-        elif number.si_signo == signal.SIGQUIT:
+        elif number == signal.SIGQUIT:
             break
-        else:
+        elif number == signal.SIGTERM:
             asked = True
             _ask(worker, seconds)
             break
+        else:  # also what Python returns, not a signal at all, when it was stopped and goes on
+            _reap(worker.pid)
     kill_descendants(os.getpid())
     status = worker.wait()
     return 128 + signal.SIGTERM if asked else status

@@ -16,9 +16,10 @@ from dagster._core.events import EngineEventData
 from dagster._core.storage.runs.sqlite.sqlite_run_storage import SqliteRunStorage
 from dagster._core.storage.tags import GRPC_INFO_TAG, MAX_RETRIES_TAG, RUN_FAILURE_REASON_TAG
 
-from marin_dagster.attempt import RUNNING, AttemptInfo, process_exists
+from marin_dagster.attempt import RUNNING, AttemptInfo
 from marin_dagster.experiments import catalog
 from marin_dagster.failure import RETRIES
+from marin_dagster.process import process_exists
 from marin_dagster.recipe import Recipe
 from marin_dagster.store import Store
 from resources import StoreResource

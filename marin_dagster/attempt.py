@@ -15,11 +15,11 @@ import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from marin_dagster.failure import evidence_of, message_of, reason_of
+from marin_dagster.process import process_exists
 from marin_dagster.recipe import StageError
 from marin_dagster.storage import Storage
 
@@ -225,17 +225,6 @@ def process_is_gone(info: AttemptInfo) -> bool:
     return info.host == socket.gethostname() and not process_exists(info.pid)
 
 
-def process_exists(pid: int) -> bool:
-    """True when this host has such a process and it has not ended."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return not _is_zombie(pid)
-
-
 def _bury(storage: Storage, folder: str, dead: AttemptInfo) -> None:
     """Records the end of an attempt that could not do so itself."""
     lines = (storage.read(log_path(folder, dead.number)) or b"").decode(errors="replace")
@@ -259,10 +248,3 @@ def _numbers(storage: Storage, folder: str) -> list[int]:
 
 def _encode(info: AttemptInfo) -> bytes:
     return json.dumps(dataclasses.asdict(info), indent=1).encode()
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return False

@@ -16,6 +16,7 @@ from marin_dagster.store import Store
 
 REFRESH_SECONDS = 0.5  # on a terminal
 LINE_SECONDS = 10.0  # in a file
+INTERRUPTS = ("KeyboardInterrupt", "Terminated", "DagsterExecutionInterruptedError")
 
 
 class Printer:
@@ -75,5 +76,10 @@ def build_in_foreground(target: Recipe, *, force: bool) -> bool:
     for event in result.get_step_failure_events():
         data = event.step_failure_data
         failed = data.user_failure_data
-        printer.event(f"failed: {failed.description if failed else data.error_display_string}")
+        if failed is not None:
+            printer.event(f"failed: {failed.description}")
+        elif data.error is not None and data.error.cls_name in INTERRUPTS:
+            printer.event("interrupted; build again to go on from the last resume point")
+        else:
+            printer.event(f"failed: {data.error_display_string}")
     return result.success

@@ -56,6 +56,18 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def process_exists(pid: int) -> bool:
+    """True when this host has such a process and it has not ended."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    fields = _stat(pid)
+    return fields is None or fields[0] != "Z"
+
+
 def send(pids: list[int], number: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -36,7 +36,7 @@ class LauncherResource(dg.ConfigurableResource):
     `hang_seconds` is ended after it wrote its stacks. Neither is limited by default.
     """
 
-    grace_seconds: float = 10.0
+    grace_seconds: float = 8.0
     timeout_seconds: float | None = None
     hang_seconds: float | None = None
 

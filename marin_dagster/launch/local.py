@@ -28,7 +28,7 @@ class LocalLauncher:
     A cancelled job has `grace_seconds` to end by itself; then it is killed.
     """
 
-    def __init__(self, grace_seconds: float = 10.0):
+    def __init__(self, grace_seconds: float = 8.0):
         self._grace_seconds = grace_seconds
 
     def submit(self, job: Job) -> LocalJob:

@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from jobs.reconcile import reconcile
-from marin_dagster.attempt import attempt_path, process_exists
+from marin_dagster.attempt import attempt_path
 from marin_dagster.cli import main
 from marin_dagster.experiments import catalog
-from marin_dagster.process import descendants
+from marin_dagster.process import descendants, process_exists
 from marin_dagster.store import Store
 from resources.workers import REASON_TAG, WORKER_TAG, Worker
 from tests.dagster_server import DagsterServer, wait_for

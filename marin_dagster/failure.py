@@ -4,7 +4,6 @@ import errno
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from marin_dagster.recipe import REASONS, StageError
@@ -91,35 +90,6 @@ def judge_exit(code: int, *, oom_kills: int) -> tuple[str, dict[str, Any]]:
     if -code == signal.SIGKILL and oom_kills > 0:
         return "oom", {**evidence, "oom_kills": oom_kills}
     return "killed", evidence
-
-
-def oom_kills() -> int:
-    """Out-of-memory kills that the kernel has counted in this control group; 0 if it cannot say."""
-    for path in _oom_counters():
-        try:
-            words = path.read_text().split()
-        except OSError:
-            continue
-        counts = dict(zip(words[::2], words[1::2], strict=False))
-        if "oom_kill" in counts:
-            return int(counts["oom_kill"])
-    return 0
-
-
-def _oom_counters() -> list[Path]:
-    """The files that may hold the count: control groups of version 2, then of version 1."""
-    root, found = Path("/sys/fs/cgroup"), []
-    try:
-        groups = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
-    except OSError:
-        return []
-    for _, controllers, group in groups:  # a container sees its own group as the root
-        if not controllers:
-            found += [Path(f"{root}{group}/memory.events"), root / "memory.events"]
-        elif controllers == "memory":
-            base = root / "memory"
-            found += [Path(f"{base}{group}/memory.oom_control"), base / "memory.oom_control"]
-    return found
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

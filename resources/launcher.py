@@ -10,8 +10,8 @@ import dagster as dg
 from marin_dagster.environment import read_environment
 from marin_dagster.launch.base import Job, JobState, Launcher
 from marin_dagster.launch.local import LocalLauncher
-from marin_dagster.launch.memory import available_memory
 from marin_dagster.launch.worker import extras_for
+from marin_dagster.memory import available_memory
 from marin_dagster.recipe import Recipe, StageError, Summary
 from marin_dagster.store import BuildContext
 from resources.messages import FileMessages, Inbox

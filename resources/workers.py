@@ -12,7 +12,7 @@ from typing import Any
 
 import dagster as dg
 
-from marin_dagster.failure import oom_kills
+from marin_dagster.memory import oom_kills
 from marin_dagster.process import ProcessId
 
 WORKER_TAG = "marin/worker"

@@ -8,8 +8,9 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from marin_dagster.failure import judge_exit, oom_kills
+from marin_dagster.failure import judge_exit
 from marin_dagster.launch.base import Job, JobState
+from marin_dagster.memory import oom_kills
 from marin_dagster.process import KILL_SECONDS
 
 TAIL_BYTES = 64 * 1024  # of a log, enough for its last lines

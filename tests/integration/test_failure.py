@@ -14,7 +14,7 @@ import pytest
 from marin_dagster.definitions import defs
 from marin_dagster.experiments import catalog
 from marin_dagster.failure import RETRIES, Retry
-from marin_dagster.launch.memory import available_memory
+from marin_dagster.memory import available_memory
 from marin_dagster.process import descendants, send
 from marin_dagster.store import Store
 from resources import RESOURCES, StoreResource

@@ -14,16 +14,15 @@ from typing import Any
 import dagster as dg
 from dagster._core.events import EngineEventData
 from dagster._core.storage.runs.sqlite.sqlite_run_storage import SqliteRunStorage
-from dagster._core.storage.tags import GRPC_INFO_TAG, MAX_RETRIES_TAG, RUN_FAILURE_REASON_TAG
+from dagster._core.storage.tags import GRPC_INFO_TAG, RUN_FAILURE_REASON_TAG
 
 from marin_dagster.attempt import RUNNING, AttemptInfo
 from marin_dagster.experiments import catalog
-from marin_dagster.failure import RETRIES
 from marin_dagster.process import process_exists
 from marin_dagster.recipe import Recipe
 from marin_dagster.store import Store
 from resources import StoreResource
-from resources.workers import REASON_TAG, Worker, clock
+from resources.workers import REASON_TAG, Worker, clock, note_reason
 
 SECONDS = 15  # between two looks of the sensor
 LOOK_BACK = timedelta(hours=1)  # for failed runs without a reason
@@ -101,7 +100,7 @@ def _of_failed_runs(instance: dg.DagsterInstance, store: Store) -> Iterator[Find
     )
     for record in instance.get_run_records(since):
         run = record.dagster_run
-        if REASON_TAG in run.tags:
+        if run.tags.get(REASON_TAG):
             continue
         dagster_reason = run.tags.get(RUN_FAILURE_REASON_TAG)
         worker = Worker.of(run)
@@ -162,10 +161,7 @@ def _end(instance: dg.DagsterInstance, run: dg.DagsterRun, finding: Finding) -> 
 def _write(instance: dg.DagsterInstance, finding: Finding) -> None:
     """Writes reason and evidence on the run: as a tag to find it by, as an event to read."""
     assert finding.reason is not None
-    tags = {REASON_TAG: finding.reason}
-    if not RETRIES[finding.reason].times:
-        tags[MAX_RETRIES_TAG] = "0"
-    instance.add_run_tags(finding.run.run_id, tags)
+    note_reason(instance, finding.run, finding.reason)
     metadata = {"reason": dg.MetadataValue.text(finding.reason)} | {
         name: dg.MetadataValue.text(str(value)) for name, value in finding.evidence.items()
     }

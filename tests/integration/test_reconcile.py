@@ -82,7 +82,9 @@ def test_a_killed_run_worker_fails_its_run_and_the_retry_takes_over(server, serv
             retried = [run for run in instance.get_runs() if run.parent_run_id == first]
             return retried[0] if retried and retried[0].is_finished else None
 
-        assert wait_for(second, 90, "the retry").is_success
+        again = wait_for(second, 90, "the retry")
+        assert again.is_success
+        assert not again.tags[REASON_TAG], "it does not inherit the reason"
     assert [info.reason for info in Store(server.prefix).attempts(catalog()[ONE])] == [
         "killed",
         None,

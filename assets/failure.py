@@ -78,11 +78,10 @@ def failed_below(
 ) -> dg.Failure | KeyboardInterrupt:
     """How a run ends whose own run for a step has not succeeded: for the same reason."""
     run = context.instance.get_run_by_id(run_id)
-    assert run is not None
-    if run.status == dg.DagsterRunStatus.CANCELED:
+    if run is not None and run.status == dg.DagsterRunStatus.CANCELED:
         return KeyboardInterrupt(message)
     found = {
-        "reason": run.tags.get(REASON_TAG, "error"),
+        "reason": (run.tags.get(REASON_TAG) if run else None) or "error",
         "run": dg.MetadataValue.dagster_run(run_id),
     }
     return dg.Failure(message, metadata=found, allow_retries=False)

@@ -11,7 +11,17 @@ from pathlib import Path
 from marin_dagster.recipe import Recipe
 
 # The machinery around a build; its format has a version of its own, in the record.
-MACHINERY = ("recipe", "kinds", "code", "record", "attempt", "store", "plan", "environment")
+MACHINERY = (
+    "recipe",
+    "kinds",
+    "code",
+    "record",
+    "attempt",
+    "context",
+    "store",
+    "plan",
+    "environment",
+)
 
 
 def code_digests(recipe: Recipe) -> dict[str, str]:

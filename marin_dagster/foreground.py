@@ -1,8 +1,9 @@
-"""Turns a target into a Dagster run in this process, with its progress on the terminal."""
+"""Turns targets into a Dagster run in this process, with its progress on the terminal."""
 
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 
 import dagster as dg
 from dagster._cli.utils import get_possibly_temporary_instance_for_cli
@@ -51,19 +52,25 @@ def reconcile_runs(store: Store) -> list[str]:
         return [finding.text for finding in reconcile(instance, store)]
 
 
-def build_in_foreground(target: Recipe, *, force: bool) -> bool:
-    """Materializes the target's partition of `build`; returns whether it succeeded.
+def build_in_foreground(targets: Sequence[Recipe], *, force: bool) -> bool:
+    """Materializes the first target's partition of `build`, with the others as `also`.
 
+    Returns whether it succeeded.
     The run, and the run of each artifact, are recorded in the instance that `dagster dev` shows.
     """
     warnings.filterwarnings("ignore")
     printer = Printer()
     listen(printer)
+    target, *others = targets
     job = defs.resolve_implicit_global_asset_job_def()
     tags = {"marin/target": tag_value(target.address)}
     if force:
         tags[FORCE_TAG] = tag_value(target.address)
-    quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+    also = {"also": [other.address for other in others]}
+    config = {
+        "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
+        "ops": {"build": {"config": also}},
+    }
     with get_possibly_temporary_instance_for_cli("marin build") as instance:
         result = job.execute_in_process(
             instance=instance,
@@ -71,7 +78,7 @@ def build_in_foreground(target: Recipe, *, force: bool) -> bool:
             partition_key=target.address,
             raise_on_error=False,
             tags=tags,
-            run_config=quiet,
+            run_config=config,
         )
     for event in result.get_step_failure_events():
         data = event.step_failure_data

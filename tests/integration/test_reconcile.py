@@ -84,7 +84,7 @@ def test_a_killed_run_worker_fails_its_run_and_the_retry_takes_over(server, serv
 
         again = wait_for(second, 90, "the retry")
         assert again.is_success
-        assert not again.tags[REASON_TAG], "it does not inherit the reason"
+        assert not again.tags.get(REASON_TAG), "it does not inherit the reason"
     assert [info.reason for info in Store(server.prefix).attempts(catalog()[ONE])] == [
         "killed",
         None,

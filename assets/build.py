@@ -7,6 +7,7 @@ import dagster as dg
 from pydantic import Field
 
 from assets import metadata
+from assets.failure import failed_below, noted
 from assets.partitions import targets
 from assets.progress import announce
 from assets.stage import ARTIFACT_TAG, FORCE_TAG, OWNERS, TARGET_TAG, is_forced, tag, tag_value
@@ -49,29 +50,37 @@ class BuildConfig(dg.Config):
 def build(
     context: dg.AssetExecutionContext, config: BuildConfig, store: StoreResource
 ) -> dg.MaterializeResult:
-    opened = store.open()
+    with noted(context):
+        return _build(context, config, store.open())
+
+
+def _build(
+    context: dg.AssetExecutionContext, config: BuildConfig, opened: Store
+) -> dg.MaterializeResult:
     try:
         wanted = resolve([context.partition_key, *config.also])
     except ValueError as error:
-        raise dg.Failure(str(error), allow_retries=False) from error
+        found = {"reason": "bad_input"}
+        raise dg.Failure(str(error), metadata=found, allow_retries=False) from error
     tag(context, wanted[0])
     forced = is_forced(context, wanted[0])
     steps = plan(opened, wanted, force=forced)
     _look(context, opened, wanted, steps)
     todo = [step for step in steps.values() if step.runs or step.recipe in wanted]
     rows = [_row(step.recipe, "reused") for step in steps.values() if step not in todo]
-    failures = []
+    failed = []
     for result in _run(context, todo, wanted, forced):
         recipe = find(result.address)
         if result.failure is not None:
-            failures.append(_failure(opened, recipe, result))
+            failed.append(result)
             continue
         announce(context, f"      {recipe.address}: {_outcome(opened, recipe)}, {result.seconds} s")
         record = opened.record(recipe)
         made = record is not None and record.run_id == result.run_id
         rows.append(_row(recipe, "built" if made else "reused", result.seconds))
-    if failures:
-        raise dg.Failure("\n".join(failures), allow_retries=False)
+    if failed:
+        message = "\n".join(_failure(opened, find(one.address), one) for one in failed)
+        raise failed_below(context, failed[0].run_id, message)
     counts = {what: sum(row["was"] == what for row in rows) for what in ("built", "reused")}
     return dg.MaterializeResult(
         metadata={
@@ -94,6 +103,7 @@ def _look(
         if step.judgement.action == DAMAGED:
             raise dg.Failure(
                 damage_message(opened.url(step.recipe), step.recipe, [step.judgement.reason]),
+                metadata={"reason": "bad_input"},
                 allow_retries=False,
             )
     for address, judgement in drift_behind(opened, wanted, steps).items():

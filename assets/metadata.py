@@ -9,7 +9,7 @@ import dagster as dg
 
 from marin_dagster.experiments import catalog
 from marin_dagster.plots import sketch
-from marin_dagster.recipe import Recipe, StageError
+from marin_dagster.recipe import Recipe
 from marin_dagster.record import Record
 from marin_dagster.store import Outcome, Store
 from marin_dagster.training.tracker import WANDB_FOLDER
@@ -177,17 +177,6 @@ def counts(outcome: Outcome) -> dg.AssetCheckResult:
         passed=found.balance == 0 and found.kept > 0,
         metadata={"read": found.read, "kept": found.kept, "unaccounted": found.balance},
     )
-
-
-def failure(store: Store, recipe: Recipe, error: StageError) -> dg.Failure:
-    """What a failed run shows: the reason, in a form that a machine can read, and the log."""
-    last = store.last_attempt(recipe)
-    found: dict[str, Any] = {"reason": error.reason, "artifact": recipe.address}
-    if last is not None:
-        tail = "\n".join(last.log_tail)
-        found["attempt"] = last.number
-        found["log"] = dg.MetadataValue.md(f"```\n{tail}\n```")
-    return dg.Failure(f"{error.reason}: {error.message}", metadata=found, allow_retries=False)
 
 
 def link(recipe: Recipe) -> str:

@@ -7,11 +7,12 @@ from functools import partial
 import dagster as dg
 
 from assets import metadata
+from assets.failure import explained, noted
 from assets.partitions import deps_of, keys_of, partitions_of
 from assets.progress import Reporter
 from assets.references import code_references
 from marin_dagster.experiments import catalog, experiment_of
-from marin_dagster.recipe import Placement, Recipe, StageError, Summary
+from marin_dagster.recipe import Placement, Recipe, Summary
 from marin_dagster.store import BuildContext, CountsError, Outcome
 from resources import (
     ExecutorResource,
@@ -74,22 +75,21 @@ def stage_asset(
         )
         report = Reporter(context, recipe)
         try:
-            outcome = opened.build(
-                recipe,
-                work=partial(_work, context, launcher),
-                placement=placement,
-                force=is_forced(context, recipe),
-                run_id=context.run_id,
-                progress=report,
-                log=context.log.info,
-            )
-        except CountsError as error:
-            yield dg.AssetCheckResult(
-                check_name="counts", passed=False, metadata={"reason": error.message}
-            )
-            raise metadata.failure(opened, recipe, error) from error
-        except StageError as error:
-            raise metadata.failure(opened, recipe, error) from error
+            with noted(context), explained(context, opened, recipe):
+                outcome = opened.build(
+                    recipe,
+                    work=partial(_work, context, launcher),
+                    placement=placement,
+                    force=is_forced(context, recipe),
+                    run_id=context.run_id,
+                    progress=report,
+                    log=context.log.info,
+                )
+        except dg.Failure as failed:
+            if isinstance(failed.__cause__, CountsError):
+                found = {"reason": failed.__cause__.message}
+                yield dg.AssetCheckResult(check_name="counts", passed=False, metadata=found)
+            raise
         finally:
             report.close()
         _say(context, recipe.address, outcome)

@@ -16,8 +16,8 @@ import dagster as dg
 from dagster._core.utils import make_new_run_id
 
 from assets import progress
-from marin_dagster.attempt import MESSAGE_CHARACTERS
 from marin_dagster.experiments import find
+from marin_dagster.failure import MESSAGE_CHARACTERS
 from marin_dagster.process import die_with_parent
 from marin_dagster.recipe import Recipe
 from resources import RESOURCES

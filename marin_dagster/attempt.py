@@ -17,18 +17,19 @@ import threading
 import time
 import traceback
 import uuid
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from types import TracebackType
+from typing import Any
 
+from marin_dagster.failure import evidence_of, message_of, reason_of
+from marin_dagster.process import process_exists
 from marin_dagster.recipe import StageError
 from marin_dagster.storage import Storage
 
 ATTEMPTS = ".attempts"
 RUNNING, SUCCEEDED, FAILED = "running", "succeeded", "failed"
 LOG_TAIL_LINES = 50
-MESSAGE_CHARACTERS = 2_000
 LOG_SECONDS = 1.0  # between two writes of the log: object stores limit writes of one key
 OVER_SECONDS = 86_400.0  # a buried attempt that is silent for so long will not come back
 
@@ -53,6 +54,7 @@ class AttemptInfo:
     log_tail: tuple[str, ...] = ()
     token: str = ""  # unique to the attempt, so that no two attempts write the same bytes
     buried: bool = False  # another builder wrote its end, because it was silent
+    evidence: Mapping[str, Any] = field(default_factory=dict)  # what the reason rests on
 
     @property
     def over(self) -> bool:
@@ -108,9 +110,9 @@ class Attempt:
         try:
             self._save_log()
             if error is None:
-                self._end(SUCCEEDED, None, None)
+                self._end(SUCCEEDED)
             else:
-                self._end(FAILED, reason_of(error), message_of(error))
+                self._end(FAILED, error)
         except OSError as lost:  # what the build did or raised stands, noted or not
             logger.warning("the end of attempt %d is not recorded: %s", self.info.number, lost)
 
@@ -172,14 +174,15 @@ class Attempt:
         self._storage.write(log_path(self._folder, self.info.number), text.encode(errors="replace"))
         self._saved_lines, self._saved_at = len(lines), time.monotonic()
 
-    def _end(self, state: str, reason: str | None, message: str | None) -> None:
+    def _end(self, state: str, error: BaseException | None = None) -> None:
         """Records the end; an attempt that was buried too early corrects what stands there."""
         self._renew(
             replace(
                 self.info,
                 state=state,
-                reason=reason,
-                message=message,
+                reason=reason_of(error) if error else None,
+                message=message_of(error) if error else None,
+                evidence=evidence_of(error) if error else {},
                 heartbeat=time.time(),
                 ended=time.time(),
                 log_tail=tuple(self._lines[-LOG_TAIL_LINES:]) if state == FAILED else (),
@@ -280,34 +283,7 @@ def log_path(folder: str, number: int) -> str:
 
 def process_is_gone(info: AttemptInfo) -> bool:
     """True when the attempt ran on this host and its process does not exist any more."""
-    if info.host != socket.gethostname():
-        return False
-    try:
-        os.kill(info.pid, 0)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return _is_zombie(info.pid)
-
-
-def reason_of(error: BaseException) -> str:
-    """Sorts an exception into one of `recipe.REASONS`."""
-    if isinstance(error, StageError):
-        return error.reason
-    if isinstance(error, MemoryError):
-        return "oom"
-    if isinstance(error, (Exception, SystemExit)):
-        return "error"
-    return "user_cancel"  # KeyboardInterrupt, or the way in which an orchestrator cancels
-
-
-def message_of(error: BaseException) -> str:
-    """An exception in words, cut where nobody reads on."""
-    if reason_of(error) == "user_cancel":
-        return "interrupted"
-    text = error.message if isinstance(error, StageError) else f"{type(error).__name__}: {error}"
-    return text if len(text) <= MESSAGE_CHARACTERS else f"{text[:MESSAGE_CHARACTERS]}…"
+    return info.host == socket.gethostname() and not process_exists(info.pid)
 
 
 def _bury(
@@ -343,10 +319,3 @@ def _numbers(storage: Storage, folder: str) -> list[int]:
 
 def _encode(info: AttemptInfo) -> bytes:
     return json.dumps(dataclasses.asdict(info), indent=1).encode()
-
-
-def _is_zombie(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-    except OSError:
-        return False

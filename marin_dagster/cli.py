@@ -1,4 +1,4 @@
-"""Turns commands into plans, builds, versions and views: `marin plan | build | renew | status`."""
+"""Turns commands into plans, builds and views: `marin plan`, `marin build`, `marin status`, ..."""
 
 import sys
 import time
@@ -59,8 +59,10 @@ def build(targets: tuple[str, ...], run: bool, force: bool) -> None:
     if not run:
         console.print("\nNothing was run. Add --run to build.")
         return
-    from marin_dagster.foreground import build_in_foreground
+    from marin_dagster.foreground import build_in_foreground, reconcile_runs
 
+    for line in reconcile_runs(store):
+        console.print(line, markup=False, style="yellow")
     started = time.monotonic()
     if not build_in_foreground(recipes, force=force):
         sys.exit(1)
@@ -90,6 +92,19 @@ def renew(experiment: str, version: str | None, run: bool) -> None:
 
         if not build_in_foreground(targets, force=False):
             sys.exit(1)
+
+
+@main.command()
+@clear_errors
+def reconcile() -> None:
+    """End runs whose worker was killed or whose machine died. `dagster dev` does so by itself."""
+    from marin_dagster.foreground import reconcile_runs
+
+    found = reconcile_runs(_store())
+    for line in found:
+        console.print(line, markup=False)
+    if not found:
+        console.print("every run is what it says")
 
 
 @main.command()

@@ -1,5 +1,6 @@
 """Turns environment variables into settings: the one place of the engine that reads them."""
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ class Environment:
     container_image: str | None  # MARIN_CONTAINER_IMAGE
     placement: Placement  # MARIN_WORKERS, HF_TOKEN, WANDB_MODE
     webserver: str  # MARIN_DAGSTER_URL: where `dagster dev` is reached
+    timeout_seconds: float | None  # MARIN_TIMEOUT_SECONDS: wall time of a worker
+    hang_seconds: float | None  # MARIN_HANG_SECONDS: longest silence of a worker
 
     def store(self, *, prefix: str | None = None, drift: str | None = None) -> Store:
         """The store of this environment; what is given wins over the environment."""
@@ -51,6 +54,8 @@ def read_environment() -> Environment:
             wandb_mode=_wandb_mode(),
         ),
         webserver=os.environ.get("MARIN_DAGSTER_URL") or DEFAULT_WEBSERVER,
+        timeout_seconds=_seconds("MARIN_TIMEOUT_SECONDS"),
+        hang_seconds=_seconds("MARIN_HANG_SECONDS"),
     )
 
 
@@ -87,3 +92,16 @@ def _positive(name: str, default: int) -> int:
     if not text.isdigit() or int(text) < 1:
         raise ValueError(f"{name}={text!r} is not a positive whole number")
     return int(text)
+
+
+def _seconds(name: str) -> float | None:
+    text = os.environ.get(name)
+    if not text:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not (math.isfinite(seconds) and seconds > 0):
+        raise ValueError(f"{name}={text!r} is not a positive number of seconds; unset it for none")
+    return seconds

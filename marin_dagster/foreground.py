@@ -1,25 +1,23 @@
 """Turns targets into a Dagster run in this process, with its progress on the terminal."""
 
-import contextlib
-import fcntl
-import hashlib
-import os
 import sys
-import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import dagster as dg
 from dagster._cli.utils import get_possibly_temporary_instance_for_cli
 
 from assets.progress import listen
 from assets.stage import FORCE_TAG, tag_value
+from jobs.reconcile import reconcile
 from marin_dagster.definitions import defs
 from marin_dagster.recipe import Recipe
+from marin_dagster.store import Store
 
 REFRESH_SECONDS = 0.5  # on a terminal
 LINE_SECONDS = 10.0  # in a file
+INTERRUPTS = ("KeyboardInterrupt", "Terminated", "DagsterExecutionInterruptedError")
 
 
 class Printer:
@@ -47,11 +45,17 @@ class Printer:
         print(line, file=sys.stderr, flush=True)
 
 
+def reconcile_runs(store: Store) -> list[str]:
+    """Ends the runs of this instance whose worker is gone; returns a line for each."""
+    warnings.filterwarnings("ignore")
+    with get_possibly_temporary_instance_for_cli("marin reconcile") as instance:
+        return [finding.text for finding in reconcile(instance, store)]
+
+
 def build_in_foreground(targets: Sequence[Recipe], *, force: bool) -> bool:
     """Materializes the first target's partition of `build`, with the others as `also`.
 
     Returns whether it succeeded.
-
     The run, and the run of each artifact, are recorded in the instance that `dagster dev` shows.
     """
     warnings.filterwarnings("ignore")
@@ -67,10 +71,7 @@ def build_in_foreground(targets: Sequence[Recipe], *, force: bool) -> bool:
         "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
         "ops": {"build": {"config": also}},
     }
-    with contextlib.ExitStack() as stack:
-        with _one_at_a_time():  # Dagster's tables are made by the first command that comes
-            instance = stack.enter_context(get_possibly_temporary_instance_for_cli("marin build"))
-            instance.get_runs_count()
+    with get_possibly_temporary_instance_for_cli("marin build") as instance:
         result = job.execute_in_process(
             instance=instance,
             asset_selection=[dg.AssetKey("build")],
@@ -82,14 +83,10 @@ def build_in_foreground(targets: Sequence[Recipe], *, force: bool) -> bool:
     for event in result.get_step_failure_events():
         data = event.step_failure_data
         failed = data.user_failure_data
-        printer.event(f"failed: {failed.description if failed else data.error_display_string}")
+        if failed is not None:
+            printer.event(f"failed: {failed.description}")
+        elif data.error is not None and data.error.cls_name in INTERRUPTS:
+            printer.event("interrupted; build again to go on from the last resume point")
+        else:
+            printer.event(f"failed: {data.error_display_string}")
     return result.success
-
-
-@contextlib.contextmanager
-def _one_at_a_time() -> Iterator[None]:
-    """Lets one process of this machine at a time open the instance of the current folder."""
-    name = hashlib.sha256(f"{os.getuid()} {os.getcwd()}".encode()).hexdigest()[:16]
-    with open(os.path.join(tempfile.gettempdir(), f"marin-instance-{name}.lock"), "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -30,17 +30,21 @@ REASONS = (
 
 
 class StageError(Exception):
-    """A build that ended without an artifact, with a reason that a machine can read."""
+    """A build that ended without an artifact, with a reason that a machine can read.
 
-    def __init__(self, reason: str, message: str):
+    `evidence` holds what the reason rests on: `signal`, `exit_code`, a limit, and the like.
+    """
+
+    def __init__(self, reason: str, message: str, evidence: Mapping[str, Any] | None = None):
         if reason not in REASONS:
             raise ValueError(f"reason={reason!r} is not one of {', '.join(REASONS)}")
         super().__init__(message)
         self.reason = reason
         self.message = message
+        self.evidence = dict(evidence or {})
 
     def __reduce__(self):
-        return type(self), (self.reason, self.message)
+        return type(self), (self.reason, self.message, self.evidence)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -247,6 +251,10 @@ class Recipe(ABC):
         `sizes`: bytes of the inputs that are complete, by address.
         """
         return {"bytes": float(sum(sizes.values()))} if sizes else {}
+
+    def memory(self) -> int:
+        """Bytes of memory below which a run cannot end well; 0 when that cannot be told."""
+        return 0
 
 
 def is_calendar_version(version: str) -> bool:

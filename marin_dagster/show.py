@@ -62,9 +62,9 @@ def human_bytes(amount: float) -> str:
     return f"{human_number(amount)}B" if amount >= 1000 else f"{amount:.0f} B"
 
 
-def age(when: float) -> str:
-    """`2026-11-30 12:00`, local time."""
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(when))
+def age(when: float, to: str = "minutes") -> str:
+    """`2026-11-30 12:00`, local time, to minutes or to seconds."""
+    return time.strftime(f"%Y-%m-%d %H:%M{':%S' if to == 'seconds' else ''}", time.localtime(when))
 
 
 def artifact_state(store: Store, recipe: Recipe) -> tuple[str, str, Record | None]:
@@ -80,7 +80,9 @@ def artifact_state(store: Store, recipe: Recipe) -> tuple[str, str, Record | Non
         if last.state == "running" and process_is_gone(last):
             return "failed", f"attempt {last.number}: killed", None
         if last.state == "running":
-            return "running", f"attempt {last.number} on {last.host}", None
+            state = "unknown" if store.is_silent(last) else "running"
+            seen = age(last.heartbeat, "seconds")
+            return state, f"attempt {last.number} on {last.host}, last seen {seen}", None
         return "failed", f"attempt {last.number}: {last.reason}: {last.message}"[:200], None
     notes = [str(item) for item in compare(store, recipe, record) if item.part != "library"]
     state = "drifted" if notes else "complete"

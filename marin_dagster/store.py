@@ -11,6 +11,7 @@ from typing import Any
 
 from marin_dagster import record as records
 from marin_dagster.attempt import (
+    LOG_TAIL_LINES,
     RUNNING,
     Attempt,
     AttemptInfo,
@@ -160,6 +161,11 @@ class Store:
     def log_url(self, recipe: Recipe, number: int) -> str:
         """Where the log of an attempt lies."""
         return self.storage.url(log_path(self.folder(recipe), number))
+
+    def log_tail(self, recipe: Recipe, number: int) -> list[str]:
+        """The last lines of an attempt's log, also of one that is going on."""
+        content = self.storage.read(log_path(self.folder(recipe), number)) or b""
+        return content.decode(errors="replace").splitlines()[-LOG_TAIL_LINES:]
 
     def localize(self, recipe: Recipe, record: Record) -> str:
         """Returns a local folder with an artifact's files, copied there if they are remote."""
@@ -326,8 +332,12 @@ class Store:
             "or bucket that you may write",
         )
 
+    def is_silent(self, info: AttemptInfo) -> bool:
+        """True when a running attempt has given no sign of life for longer than it should."""
+        return time.time() - info.heartbeat > self._stale_seconds
+
     def _is_stale(self, info: AttemptInfo) -> bool:
-        return process_is_gone(info) or time.time() - info.heartbeat > self._stale_seconds
+        return process_is_gone(info) or self.is_silent(info)
 
     def _wait(self, recipe: Recipe, other: AttemptInfo, say: Log) -> None:
         say(

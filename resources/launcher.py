@@ -1,24 +1,24 @@
 """Where training and evaluation run: a launcher, watched through Dagster Pipes."""
 
-import json
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import dagster as dg
 
+from marin_dagster.environment import read_environment
 from marin_dagster.launch.base import Job, JobState, Launcher
 from marin_dagster.launch.local import LocalLauncher
 from marin_dagster.launch.worker import extras_for
+from marin_dagster.memory import available_memory
 from marin_dagster.recipe import Recipe, StageError, Summary
-from marin_dagster.record import summary_from
 from marin_dagster.store import BuildContext, Store
+from resources.messages import FileMessages, Inbox
 
 POLL_SECONDS = 0.2
+STACKS_SECONDS = 1.0  # a worker that hangs has this long to write where
 
 # glibc gives big buffers back to the kernel and faults them in again on every step; these
 # settings keep them, which shortens a training step on the CPU.
@@ -30,76 +30,16 @@ CPU_MEMORY = {
 }
 
 
-class FileMessages(dg.PipesMessageReader):
-    """Reads the messages of a worker from a file, whenever `drain` is called.
+class LauncherResource(dg.ConfigurableResource):
+    """Runs a recipe in a worker process on this machine.
 
-    Custom messages are handed over as they come; Dagster's own reader keeps them to the end.
+    `timeout_seconds` limits a worker's wall time; a worker from which no message has come for
+    `hang_seconds` is ended after it wrote its stacks. Neither is limited by default.
     """
 
-    def __init__(self, path: str, inbox: "Inbox"):
-        self._path = path
-        self._inbox = inbox
-        self._offset = 0
-        self._handler: Any = None
-
-    @contextmanager
-    def read_messages(self, handler) -> Iterator[dict[str, Any]]:
-        self._handler = handler
-        Path(self._path).write_text("")
-        try:
-            yield {"path": self._path}
-        finally:
-            self.drain()
-            Path(self._path).unlink(missing_ok=True)
-
-    def drain(self) -> None:
-        """Handles every whole line that was written since the last call."""
-        with open(self._path, encoding="utf-8") as file:
-            file.seek(self._offset)
-            lines = file.readlines()
-        for line in lines:
-            if not line.endswith("\n"):
-                return
-            self._offset += len(line.encode())
-            message = json.loads(line)
-            if message["method"] == "report_custom_message":
-                self._inbox.receive(message["params"]["payload"])
-            else:
-                self._handler.handle_message(message)
-
-    def no_messages_debug_text(self) -> str:
-        return f"Attempted to read messages of the worker from {self._path}."
-
-
-class Inbox:
-    """What a worker has said so far."""
-
-    def __init__(self, build: BuildContext, published: Callable[[Recipe], None]):
-        self._build = build
-        self._published = published
-        self.summary: Summary | None = None
-        self.failure: tuple[str, str] | None = None
-
-    def receive(self, body: dict[str, Any]) -> None:
-        kind = body["kind"]
-        if kind == "progress":
-            self._build.progress(body["done"], body["total"], body["unit"], **body["metrics"])
-        elif kind == "log":
-            self._build.log(body["message"])
-        elif kind == "failure":
-            self.failure = (body["reason"], body["message"])
-        elif kind == "publish":
-            made = {item.address: item for item in self._build.recipe.makes}[body["address"]]
-            self._build.publish(made, body["folder"], summary_from(body["summary"]))
-            self._published(made)
-        elif kind == "summary":
-            self.summary = summary_from(body["summary"])
-
-
-class LauncherResource(dg.ConfigurableResource):
-    """Runs a recipe in a worker process on this machine."""
-
-    grace_seconds: float = 10.0
+    grace_seconds: float = 8.0
+    timeout_seconds: float | None = None
+    hang_seconds: float | None = None
 
     def launcher(self) -> Launcher:
         return LocalLauncher(grace_seconds=self.grace_seconds)
@@ -111,6 +51,7 @@ class LauncherResource(dg.ConfigurableResource):
         call, nothing of the job is left running.
         """
         recipe, attempt = build.recipe, build.attempt
+        _refuse_too_large(recipe)
         inbox = Inbox(build, partial(report_published, context.instance, build.store))
         base = f"{build.work}/attempt-{attempt.info.number:04d}"
         reader = FileMessages(f"{base}.messages", inbox)
@@ -119,7 +60,7 @@ class LauncherResource(dg.ConfigurableResource):
             context=context,
             context_injector=dg.PipesTempFileContextInjector(),
             message_reader=reader,
-            extras=extras_for(recipe, build.store, build.out, build.work, build.placement),
+            extras=extras_for(build),
         ) as session:
             handle = launcher.submit(
                 Job(
@@ -129,20 +70,80 @@ class LauncherResource(dg.ConfigurableResource):
                     log=f"{base}.log",
                 )
             )
+            watch = _Watch(launcher, handle, inbox, self._limits())
             try:
-                state = launcher.state(handle)
-                while not state.done:
+                while not (state := launcher.state(handle)).done:
                     attempt.alive()
                     reader.drain()
+                    watch.check(recipe.address)
                     time.sleep(POLL_SECONDS)
-                    state = launcher.state(handle)
             finally:
                 launcher.cancel(handle)
-            reader.drain()
+                for line in launcher.logs(handle):
+                    attempt.log(line)
+            reader.drain(last=True)
             session.get_results()
-        for line in launcher.logs(handle):
-            attempt.log(line)
         return _summary(recipe.address, state, inbox, launcher.logs(handle, lines=15))
+
+    def _limits(self) -> "_Limits":
+        found = read_environment()
+        return _Limits(
+            timeout_seconds=self.timeout_seconds or found.timeout_seconds,
+            hang_seconds=self.hang_seconds or found.hang_seconds,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Limits:
+    timeout_seconds: float | None
+    hang_seconds: float | None
+
+
+class _Watch:
+    """Ends a worker that takes too long or that has gone silent."""
+
+    def __init__(self, launcher: Launcher, handle: Any, inbox: Inbox, limits: _Limits):
+        self._launcher, self._handle, self._inbox = launcher, handle, inbox
+        self._limits = limits
+        self._started = self._heard = time.monotonic()
+        self._count = 0
+
+    def check(self, address: str) -> None:
+        """Raises StageError for a limit that is exceeded."""
+        now = time.monotonic()
+        if self._inbox.count > self._count:
+            self._count, self._heard = self._inbox.count, now
+        limit = self._limits.timeout_seconds
+        if limit and now - self._started > limit:
+            raise StageError(
+                "timeout",
+                f"the worker of {address} ran for more than {limit:g} s; raise "
+                "MARIN_TIMEOUT_SECONDS and build it again, it goes on from its last resume point",
+                {"limit_seconds": limit, "seconds": round(now - self._started, 1)},
+            )
+        limit = self._limits.hang_seconds
+        if limit and now - self._heard > limit:
+            self._launcher.dump_stacks(self._handle)
+            time.sleep(STACKS_SECONDS)
+            raise StageError(
+                "hang",
+                f"no message came from the worker of {address} for {limit:g} s; the stacks of its "
+                "threads are in the log; if it was at work, raise MARIN_HANG_SECONDS",
+                {"limit_seconds": limit, "silent_seconds": round(now - self._heard, 1)},
+            )
+
+
+def _refuse_too_large(recipe: Recipe) -> None:
+    """Raises StageError for a recipe that this machine cannot hold, before anything starts."""
+    needed, available = recipe.memory(), available_memory()
+    if available is not None and needed > available:
+        raise StageError(
+            "bad_input",
+            f"{recipe.address} needs at least {needed / 2**30:.3g} GiB of memory for weights, "
+            f"gradients and moments, and this machine has {available / 2**30:.3g} GiB available; "
+            "use a machine with more, or a smaller model",
+            {"needed_bytes": needed, "available_bytes": available},
+        )
 
 
 def report_published(instance: dg.DagsterInstance, store: Store, recipe: Recipe) -> None:
@@ -163,12 +164,18 @@ def report_published(instance: dg.DagsterInstance, store: Store, recipe: Recipe)
 
 
 def _summary(address: str, state: JobState, inbox: Inbox, tail: list[str]) -> Summary:
-    if inbox.failure is not None:
-        raise StageError(*inbox.failure)
+    if inbox.failure is not None and state.reason in (None, "error"):
+        raise StageError(
+            inbox.failure.reason,
+            inbox.failure.message,
+            {**state.evidence, **inbox.failure.evidence},
+        )
     if not state.succeeded or inbox.summary is None:
+        what = ", ".join(f"{name} {value}" for name, value in state.evidence.items())
         raise StageError(
             state.reason or "error",
-            f"the worker of {address} ended without a result ({state.evidence or 'no summary'}); "
-            "its last lines:\n" + "\n".join(tail),
+            f"the worker of {address} ended without a result "
+            f"({what or 'exit code 0, but no summary'}); its last lines:\n" + "\n".join(tail),
+            state.evidence or {"exit_code": 0},
         )
     return inbox.summary

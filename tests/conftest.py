@@ -9,6 +9,8 @@ import pytest
 from jaxtyping import install_import_hook
 
 from marin_dagster.experiments import catalog
+from tests.dagster_server import DagsterServer
+from tests.scripted import FOLDER, Scripts
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -23,6 +25,7 @@ def _install_toys() -> None:
         "toys = tests.toys\n"
         "rounds = tests.integration.lab:every_minute\n"
         "live = tests.integration.lab:training\n"
+        "scripted = tests.scripted\n"
     )
     sys.path.insert(0, site)
     paths = [site, str(ROOT), os.environ.get("PYTHONPATH", "")]
@@ -49,6 +52,24 @@ def prefix(tmp_path, monkeypatch) -> str:
     folder = str(tmp_path / "store")
     monkeypatch.setenv("MARIN_PREFIX", folder)
     return folder
+
+
+@pytest.fixture
+def scripts(tmp_path, monkeypatch) -> Scripts:
+    """What the scripted recipes do in this test and in the processes that it starts."""
+    (tmp_path / "scripts").mkdir()
+    monkeypatch.setenv(FOLDER, str(tmp_path / "scripts"))
+    return Scripts(tmp_path / "scripts")
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory):
+    """A `dagster dev` that all tests of one process share; `server.scripts` is its `scripts`."""
+    folder = tmp_path_factory.mktemp("server")
+    (folder / "scripts").mkdir()
+    with DagsterServer(folder, **{FOLDER: str(folder / "scripts")}) as found:
+        found.scripts = Scripts(folder / "scripts")
+        yield found
 
 
 @pytest.fixture

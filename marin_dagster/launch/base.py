@@ -1,7 +1,7 @@
 """Turns a job (a command with an environment) into processes on some hosts: the protocol."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from marin_dagster.recipe import REASONS
@@ -19,12 +19,15 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class JobState:
-    """Where a job is. `reason` says why it failed, as far as the scheduler knows."""
+    """Where a job is. `reason` says why it failed, as far as the scheduler knows.
+
+    A job that the scheduler does not know any more is done, and has not succeeded.
+    """
 
     done: bool
     succeeded: bool = False
     reason: str | None = None
-    evidence: str = ""  # exit code or signal, in words
+    evidence: Mapping[str, Any] = field(default_factory=dict)  # signal, exit code
 
     def __post_init__(self) -> None:
         assert self.reason is None or self.reason in REASONS
@@ -36,6 +39,10 @@ class Launcher(Protocol):
     def submit(self, job: Job) -> Any: ...
 
     def state(self, handle: Any) -> JobState: ...
+
+    def dump_stacks(self, handle: Any) -> None:
+        """Asks the job to write the stacks of its threads into its log."""
+        ...
 
     def cancel(self, handle: Any) -> None:
         """Ends the job and everything that it started; returns when nothing of it is left."""

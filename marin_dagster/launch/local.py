@@ -1,87 +1,74 @@
-"""Turns a job into a process group on this machine."""
+"""Turns a job into a tree of processes on this machine."""
 
+import contextlib
 import os
 import signal
 import subprocess
-import time
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from marin_dagster.failure import judge_exit
 from marin_dagster.launch.base import Job, JobState
+from marin_dagster.memory import oom_kills
+from marin_dagster.process import KILL_SECONDS
+
+TAIL_BYTES = 64 * 1024  # of a log, enough for its last lines
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalJob:
-    process: subprocess.Popen = field(repr=False)
+    keeper: subprocess.Popen = field(repr=False)  # ends as the job's command did
     log: str
+    oom_kills: int  # of the control group when the job began
 
 
 class LocalLauncher:
-    """Runs jobs as children of this process, each in a process group of its own."""
+    """Runs jobs as children of this process, each below a keeper that leaves nothing behind.
 
-    def __init__(self, grace_seconds: float = 10.0):
+    A cancelled job has `grace_seconds` to end by itself; then it is killed.
+    """
+
+    def __init__(self, grace_seconds: float = 8.0):
         self._grace_seconds = grace_seconds
 
     def submit(self, job: Job) -> LocalJob:
         Path(job.log).parent.mkdir(parents=True, exist_ok=True)
+        keeper = [sys.executable, "-m", "marin_dagster.launch.keeper", str(self._grace_seconds)]
         with open(job.log, "ab") as log:
             process = subprocess.Popen(
-                list(job.command),
+                [*keeper, *job.command],
                 env={**os.environ, **job.environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
+                start_new_session=True,  # a terminal's Ctrl-C is for this process alone
             )
-        return LocalJob(process=process, log=job.log)
+        return LocalJob(keeper=process, log=job.log, oom_kills=oom_kills())
 
     def state(self, handle: LocalJob) -> JobState:
-        code = handle.process.poll()
+        code = handle.keeper.poll()
         if code is None:
             return JobState(done=False)
         if code == 0:
             return JobState(done=True, succeeded=True)
-        if code > 0:
-            return JobState(done=True, reason="error", evidence=f"exit code {code}")
-        name = signal.Signals(-code).name
-        reason = "killed"
-        if -code == signal.SIGKILL and _kernel_ran_out_of_memory():
-            reason = "oom"
-        return JobState(done=True, reason=reason, evidence=f"signal {name}")
+        reason, evidence = judge_exit(code, oom_kills=oom_kills() - handle.oom_kills)
+        return JobState(done=True, reason=reason, evidence=evidence)
+
+    def dump_stacks(self, handle: LocalJob) -> None:
+        handle.keeper.send_signal(signal.SIGUSR1)
 
     def cancel(self, handle: LocalJob) -> None:
-        """Asks the group to end, and insists: SIGINT, SIGTERM, SIGKILL."""
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
-            if not _signal_group(handle.process.pid, number):
-                break
-            deadline = time.monotonic() + self._grace_seconds
-            while time.monotonic() < deadline and _group_lives(handle.process):
-                time.sleep(0.05)
-        handle.process.wait()
+        """Asks the tree to end, and insists: SIGINT, SIGTERM, SIGKILL."""
+        handle.keeper.terminate()
+        try:
+            handle.keeper.wait(self._grace_seconds + 2 * KILL_SECONDS)
+        finally:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                handle.keeper.send_signal(signal.SIGQUIT)  # does nothing once it has ended
+                handle.keeper.wait(2 * KILL_SECONDS)
 
     def logs(self, handle: LocalJob, lines: int = 50) -> list[str]:
-        return Path(handle.log).read_text(errors="replace").splitlines()[-lines:]
-
-
-def _group_lives(process: subprocess.Popen) -> bool:
-    process.poll()  # reaps the leader, so that its group can vanish
-    return _signal_group(process.pid, 0)
-
-
-def _signal_group(group: int, number: int) -> bool:
-    """Sends a signal to a process group; False when the group is gone."""
-    try:
-        os.killpg(group, number)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def _kernel_ran_out_of_memory() -> bool:
-    """True when this control group has counted an out-of-memory kill (Linux, cgroup v2)."""
-    try:
-        events = Path("/sys/fs/cgroup/memory.events").read_text().split()
-    except OSError:
-        return False
-    counts = dict(zip(events[::2], events[1::2], strict=False))
-    return int(counts.get("oom_kill", 0)) > 0
+        with open(handle.log, "rb") as file:
+            file.seek(max(0, os.path.getsize(handle.log) - TAIL_BYTES))
+            return file.read().decode(errors="replace").splitlines()[-lines:]

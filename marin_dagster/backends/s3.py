@@ -11,6 +11,7 @@ from boto3.exceptions import S3UploadFailedError
 from boto3.session import Session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+from botocore.exceptions import ConnectionError as NoConnection
 
 from marin_dagster.backends.base import Content, Entry, Upload, bucket_of
 
@@ -36,7 +37,7 @@ class S3Backend:
     def transient(self, error: Exception) -> bool:
         if isinstance(error, ClientError):
             return _status(error) in TRY_AGAIN or _code(error) in SLOW
-        return isinstance(error, HTTPClientError)
+        return isinstance(error, (HTTPClientError, NoConnection))
 
     def read(self, path: str) -> Content | None:
         try:

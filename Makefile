@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
-.PHONY: quickstart check install install-dev lint test clean
+.PHONY: quickstart check install install-dev lint test soak clean
 
 quickstart: install
 	$(BIN)/marin build reports/quickstart@dev --run
@@ -36,6 +36,9 @@ lint:
 test:
 	$(BIN)/python -m pytest tests/unit tests/integration tests/export -n 2
 	$(BIN)/python -m pytest tests/e2e
+
+soak:  # what takes too long for every change: 60 kills at random points
+	KILLS=3 $(BIN)/python -m pytest -s tests/e2e/test_random_kills.py
 
 clean:
 	rm -rf $(VENV) .dagster

@@ -1,31 +1,41 @@
-"""Turns a target into everything that it needs: the `build` asset."""
+"""Turns targets into everything that they need: the `build` asset."""
 
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import dagster as dg
+from pydantic import Field
 
 from assets import metadata
 from assets.partitions import targets
 from assets.progress import announce
 from assets.stage import FORCE_TAG, OWNERS, is_forced, tag_value
-from marin_dagster.attempt import MESSAGE_CHARACTERS
-from marin_dagster.experiments import catalog
-from marin_dagster.plan import DAMAGED, REUSE, Step, describe, drift_behind, plan
+from assets.steps import StepResult, StepRun, run_steps
+from marin_dagster.environment import read_environment
+from marin_dagster.experiments import find
+from marin_dagster.plan import DAMAGED, Step, describe, drift_behind, plan
 from marin_dagster.recipe import Recipe
 from marin_dagster.store import Store, damage_message
-from resources import RESOURCES, StoreResource
+from marin_dagster.targets import resolve
+from resources import StoreResource
 
 DESCRIPTION = """\
-Materialize a target here to build all that it needs, in order; what is complete is reused.
+Materialize a target here to build all that it needs; what is complete is reused.
 
-Each missing artifact is made by a run of its own, with the tag `marin/target`. Look first:
-`marin plan stage/name@version` prints the same plan and runs nothing.
+Each missing artifact is made by a run of its own, with the tag `marin/target`, and those that do
+not need each other run side by side. Look first: `marin plan stage/name@version` prints the same
+plan and runs nothing. `also` in the run's config adds targets, or patterns such as
+`evals/*@2026.*`, to the plan.
 
 A grey partition was never asked for as a target; its artifact may exist all the same, as the page
 of its own stage and `marin status` show.
 """
+
+
+class BuildConfig(dg.Config):
+    """What else a run of `build` makes: addresses, or shell patterns over them."""
+
+    also: list[str] = Field(default_factory=list)
 
 
 @dg.asset(
@@ -36,11 +46,48 @@ of its own stage and `marin status` show.
     partitions_def=targets(),
     backfill_policy=dg.BackfillPolicy.multi_run(1),
 )
-def build(context: dg.AssetExecutionContext, store: StoreResource) -> dg.MaterializeResult:
+def build(
+    context: dg.AssetExecutionContext, config: BuildConfig, store: StoreResource
+) -> dg.MaterializeResult:
     opened = store.open()
-    target = catalog()[context.partition_key]
-    forced = is_forced(context, target)
-    steps = plan(opened, [target], force=forced)
+    try:
+        wanted = resolve([context.partition_key, *config.also])
+    except ValueError as error:
+        raise dg.Failure(str(error), allow_retries=False) from error
+    forced = is_forced(context, wanted[0])
+    steps = plan(opened, wanted, force=forced)
+    _look(context, opened, wanted, steps)
+    todo = [step for step in steps.values() if step.runs or step.recipe in wanted]
+    rows = [_row(step.recipe, "reused") for step in steps.values() if step not in todo]
+    failures = []
+    for result in _run(context, todo, wanted, forced):
+        recipe = find(result.address)
+        if result.failure is not None:
+            failures.append(_failure(opened, recipe, result))
+            continue
+        announce(context, f"      {recipe.address}: {_outcome(opened, recipe)}, {result.seconds} s")
+        record = opened.record(recipe)
+        made = record is not None and record.run_id == result.run_id
+        rows.append(_row(recipe, "built" if made else "reused", result.seconds))
+    if failures:
+        raise dg.Failure("\n".join(failures), allow_retries=False)
+    counts = {what: sum(row["was"] == what for row in rows) for what in ("built", "reused")}
+    return dg.MaterializeResult(
+        metadata={
+            **counts,
+            "artifacts": dg.MetadataValue.md(metadata.table(rows)),
+            "path": dg.MetadataValue.path(opened.url(wanted[0])),
+        }
+    )
+
+
+def _look(
+    context: dg.AssetExecutionContext,
+    opened: Store,
+    wanted: tuple[Recipe, ...],
+    steps: Mapping[str, Step],
+) -> None:
+    """Logs the plan; refuses one with damaged artifacts."""
     for step in steps.values():
         context.log.info(f"plan: {step.recipe.address}: {describe(step.judgement)}")
         if step.judgement.action == DAMAGED:
@@ -48,74 +95,38 @@ def build(context: dg.AssetExecutionContext, store: StoreResource) -> dg.Materia
                 damage_message(opened.url(step.recipe), step.recipe, [step.judgement.reason]),
                 allow_retries=False,
             )
-    for address, judgement in drift_behind(opened, [target], steps).items():
+    for address, judgement in drift_behind(opened, wanted, steps).items():
         context.log.warning(f"reused as it is: {address}: {describe(judgement)}")
-    rows = []
-    for step, result, seconds in _run(context, opened, steps, target, forced):
-        what = "built" if result is not None else "reused"
-        rows.append({"artifact": metadata.link(step.recipe), "was": what, "seconds": seconds})
-    counts = {what: sum(row["was"] == what for row in rows) for what in ("built", "reused")}
-    return dg.MaterializeResult(
-        metadata={
-            **counts,
-            "artifacts": dg.MetadataValue.md(metadata.table(rows)),
-            "path": dg.MetadataValue.path(opened.url(target)),
-        }
-    )
 
 
 def _run(
-    context: dg.AssetExecutionContext,
-    opened: Store,
-    steps: dict[str, Step],
-    target: Recipe,
-    forced: bool,
-) -> Iterator[tuple[Step, dg.ExecuteInProcessResult | None, float]]:
-    """Runs the plan's steps one after the other, each as a run in this instance.
-
-    Threads would deadlock on the SQLite event log.
-    """
-    job = _stages_job()
-    todo = [step for step in steps.values() if step.runs or step.recipe is target]
-    for step in steps.values():
-        if step not in todo and step.judgement.action == REUSE:
-            yield step, None, 0.0
-    for number, step in enumerate(todo, start=1):
-        recipe = step.recipe
-        announce(context, f"[{number}/{len(todo)}] {recipe.address}")
-        started = time.monotonic()
-        tags = {"marin/target": tag_value(target.address), "marin/artifact": recipe.key}
-        if forced and recipe is target:
-            tags[FORCE_TAG] = tag_value(target.address)
-        result = job.execute_in_process(
-            instance=context.instance,
-            asset_selection=[dg.AssetKey(recipe.stage)],
-            partition_key=recipe.key,
-            raise_on_error=False,
-            tags=tags,
-            run_config={"loggers": context.run_config.get("loggers", {})},
-        )
-        if not result.success:
-            last = opened.last_attempt(recipe)
-            log = f" (log: {opened.log_url(recipe, last.number)})" if last else ""
-            raise dg.Failure(
-                f"{recipe.address} failed: {_why(result)}{log}",
-                metadata={"run": dg.MetadataValue.dagster_run(result.run_id)},
-                allow_retries=False,
-            )
-        seconds = round(time.monotonic() - started, 1)
-        announce(context, f"      {_outcome(opened, recipe)}, {seconds} s")
-        record = opened.record(recipe)
-        made = record is not None and record.run_id == result.run_id
-        yield step, result if made else None, seconds
+    context: dg.AssetExecutionContext, todo: list[Step], wanted: tuple[Recipe, ...], forced: bool
+) -> Iterator[StepResult]:
+    environment = read_environment()
+    runs = []
+    for recipe in (step.recipe for step in todo):
+        tags = {"marin/target": tag_value(context.partition_key), "marin/artifact": recipe.key}
+        if forced and recipe in wanted:
+            tags[FORCE_TAG] = tag_value(recipe.address)
+        loggers = context.run_config.get("loggers", {})
+        runs.append(StepRun(address=recipe.address, tags=tags, loggers=loggers))
+    return run_steps(
+        context.instance,
+        runs,
+        slots=environment.steps,
+        workers=environment.placement.workers,
+        say=lambda line: announce(context, line),
+    )
 
 
-def _stages_job() -> dg.JobDefinition:
-    """The job over the stages alone; a definitions object cannot be reached from within a run."""
-    from assets import STAGES
+def _row(recipe: Recipe, was: str, seconds: float = 0.0) -> dict[str, Any]:
+    return {"artifact": metadata.link(recipe), "was": was, "seconds": seconds}
 
-    stages = dg.Definitions(assets=STAGES, resources=RESOURCES, executor=dg.in_process_executor)
-    return stages.resolve_implicit_global_asset_job_def()
+
+def _failure(store: Store, recipe: Recipe, result: StepResult) -> str:
+    last = store.last_attempt(recipe)
+    log = f" (log: {store.log_url(recipe, last.number)})" if last else ""
+    return f"{recipe.address} failed: {result.failure}{log}; its run is {result.run_id}"
 
 
 def _outcome(store: Store, recipe: Recipe) -> str:
@@ -137,19 +148,3 @@ def headline(numbers: Mapping[str, Any]) -> str:
         if isinstance(value, float) and name.endswith(("loss", "acc", "per_byte", "difference"))
     ]
     return ", ".join(named[:6]) or "complete"
-
-
-def _why(result: dg.ExecuteInProcessResult) -> str:
-    """The failure's own words, without the frames around them."""
-    for event in result.get_step_failure_events():
-        data = event.step_failure_data
-        failed = data.user_failure_data
-        if failed is not None and failed.description:
-            return failed.description
-        error = data.error
-        if error is not None and error.cls_name == "DagsterExecutionInterruptedError":
-            return "interrupted; build again to go on from its last resume point"
-        if error is not None:
-            own = error.cause or error  # without Dagster's wrapper
-            return own.message.strip()[:MESSAGE_CHARACTERS]
-    return "see the log of its run"

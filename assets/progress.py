@@ -25,6 +25,12 @@ def listen(listener: Listener) -> None:
     _listeners[:] = [listener]
 
 
+def tell(line: str) -> None:
+    """Tells the listeners how far a build is."""
+    for listener in _listeners:
+        listener.progress(line)
+
+
 def announce(context: dg.AssetExecutionContext, line: str) -> None:
     """Writes an event to the run's log and tells the listeners."""
     context.log.info(line)
@@ -45,8 +51,7 @@ def reporter(context: dg.AssetExecutionContext, address: str):
         seconds = now - first[0]
         rate = (done - first[1]) / seconds if seconds > 0 else 0.0
         line = progress_line(done, total, unit, metrics, rate)
-        for listener in _listeners:
-            listener.progress(line)
+        tell(line)
         if now - last_logged >= LOG_SECONDS:
             last_logged = now
             context.log.info(f"{address}: {line}")

@@ -1,18 +1,22 @@
 """Turns "I want to build this" into the right to do so: one live attempt per address.
 
 The attempts of an address are numbered files under `.attempts/`. Whoever creates the next number
-holds the address until the attempt ends or its heartbeat stops; creating a file that must not
-exist yet is the only atomic operation that this needs, so it holds on every filesystem. The
-number is also the name of the folder with the attempt's files, so two attempts never share one.
+holds the address until the attempt ends or its heartbeat stops. Each heartbeat replaces exactly
+the version that the one before wrote. To take over, another builder replaces the version that it
+found stale, which only one can do; the next heartbeat then fails, and the silent one knows that it
+is buried. The number is also the name of the folder with the attempt's files, so two attempts never
+share one, and a later attempt has a higher number.
 """
 
 import dataclasses
 import json
+import logging
 import os
 import socket
 import threading
 import time
 import traceback
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +29,10 @@ ATTEMPTS = ".attempts"
 RUNNING, SUCCEEDED, FAILED = "running", "succeeded", "failed"
 LOG_TAIL_LINES = 50
 MESSAGE_CHARACTERS = 2_000
+LOG_SECONDS = 1.0  # between two writes of the log: object stores limit writes of one key
+OVER_SECONDS = 86_400.0  # a buried attempt that is silent for so long will not come back
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +51,15 @@ class AttemptInfo:
     heartbeat: float
     ended: float | None = None
     log_tail: tuple[str, ...] = ()
+    token: str = ""  # unique to the attempt, so that no two attempts write the same bytes
+    buried: bool = False  # another builder wrote its end, because it was silent
+
+    @property
+    def over(self) -> bool:
+        """Whether it can write no more: it said so, its process is gone, or it is long silent."""
+        if self.state != RUNNING and not self.buried:
+            return True
+        return process_is_gone(self) or time.time() - self.heartbeat > OVER_SECONDS
 
 
 class Attempt:
@@ -51,16 +68,26 @@ class Attempt:
     Used as a context manager; an exception ends it as failed, with the exception's reason.
     """
 
-    def __init__(self, storage: Storage, folder: str, info: AttemptInfo, heartbeat_seconds: float):
+    def __init__(
+        self,
+        storage: Storage,
+        folder: str,
+        info: AttemptInfo,
+        version: str,
+        heartbeat_seconds: float,
+    ):
         self.info = info
         self._storage = storage
         self._folder = folder
         self._path = attempt_path(folder, info.number)
-        self._next = attempt_path(folder, info.number + 1)
+        self._version = version
         self._every = heartbeat_seconds
         self._stop = threading.Event()
         self._lost = threading.Event()
         self._lines: list[str] = []
+        self._saved_lines = 0
+        self._saved_at = 0.0
+        self._writing = threading.Lock()  # the heartbeat and `check` write the same file
         self._thread = threading.Thread(target=self._beat, daemon=True, name="marin-heartbeat")
 
     def __enter__(self) -> "Attempt":
@@ -78,44 +105,76 @@ class Attempt:
         if error is not None and not isinstance(error, StageError):
             for line in "".join(traceback.format_exception(error)).splitlines():
                 self.log(line)
-        self._save_log()
-        if error is None:
-            self._end(SUCCEEDED, None, None)
-        else:
-            self._end(FAILED, reason_of(error), message_of(error))
+        try:
+            self._save_log()
+            if error is None:
+                self._end(SUCCEEDED, None, None)
+            else:
+                self._end(FAILED, reason_of(error), message_of(error))
+        except OSError as lost:  # what the build did or raised stands, noted or not
+            logger.warning("the end of attempt %d is not recorded: %s", self.info.number, lost)
 
     def log(self, line: str) -> None:
         """Adds a line to the attempt's log."""
         self._lines.append(f"{time.strftime('%H:%M:%S')} {line}")
 
     def check(self) -> None:
-        """Raises StageError when another attempt has taken this address over."""
-        if self._lost.is_set() or self._storage.size(self._next) is not None:
+        """Beats once; raises StageError when another attempt has taken this address over."""
+        if self._lost.is_set() or not self._renew(replace(self.info, heartbeat=time.time())):
+            self._lost.set()
+            self.alive()
+
+    def alive(self) -> None:
+        """Like `check`, from memory: cheap enough for every step of a loop."""
+        if self._lost.is_set():
             raise StageError(
                 "killed",
                 f"attempt {self.info.number} at {self._folder} was silent for too long and "
                 "another one took over; nothing of this one is kept",
             )
 
-    def alive(self) -> None:
-        """Like `check`, from memory: cheap enough for every step of a loop."""
-        if self._lost.is_set():
-            self.check()
-
     def _beat(self) -> None:
         while not self._stop.wait(self._every):
-            if self._storage.size(self._next) is not None:
-                self._lost.set()
-                return
-            self._write(replace(self.info, heartbeat=time.time()))
-            self._save_log()
+            try:
+                if not self._renew(replace(self.info, heartbeat=time.time())):
+                    self._lost.set()
+                    return
+                if time.monotonic() - self._saved_at > LOG_SECONDS:
+                    self._save_log()
+            except OSError as error:  # the next beat may get through; if none does, others see it
+                logger.warning("no heartbeat of attempt %d: %s", self.info.number, error)
+
+    def _renew(self, info: AttemptInfo) -> bool:
+        """Replaces this attempt's file; False when another builder has buried the attempt.
+
+        A file that somebody deleted is written anew, unless its number was taken since.
+        """
+        with self._writing:
+            version = self._storage.replace(self._path, _encode(info), self._version)
+            while version is None:
+                found = self._storage.read_version(self._path)
+                if found is None:
+                    version = self._storage.create(self._path, _encode(info))
+                    continue
+                now = _decode(found.data, info.number, self._path)
+                if now.token != info.token or (now.buried and info.state == RUNNING):
+                    return False
+                version = self._storage.replace(self._path, _encode(info), found.version)
+            self._version = version
+            self.info = info
+            return True
 
     def _save_log(self) -> None:
-        text = "".join(f"{line}\n" for line in list(self._lines))
+        lines = list(self._lines)
+        if len(lines) == self._saved_lines:
+            return
+        text = "".join(f"{line}\n" for line in lines)
         self._storage.write(log_path(self._folder, self.info.number), text.encode(errors="replace"))
+        self._saved_lines, self._saved_at = len(lines), time.monotonic()
 
     def _end(self, state: str, reason: str | None, message: str | None) -> None:
-        self._write(
+        """Records the end; an attempt that was buried too early corrects what stands there."""
+        self._renew(
             replace(
                 self.info,
                 state=state,
@@ -126,10 +185,6 @@ class Attempt:
                 log_tail=tuple(self._lines[-LOG_TAIL_LINES:]) if state == FAILED else (),
             )
         )
-
-    def _write(self, info: AttemptInfo) -> None:
-        self.info = info
-        self._storage.write(self._path, _encode(info))
 
 
 def start_attempt(
@@ -147,11 +202,12 @@ def start_attempt(
     Its number is larger than `above`, the largest that is taken by files.
     """
     while True:
-        last = last_attempt(storage, folder)
+        last = last_attempt(storage, folder, above)
         if last is not None and last.state == RUNNING:
             if not is_stale(last):
                 return last
-            _bury(storage, folder, last)
+            if not _bury(storage, folder, last.number, is_stale):
+                continue  # it lives after all, or another builder was faster
         number = max(above, last.number if last else 0) + 1
         now = time.time()
         info = AttemptInfo(
@@ -163,15 +219,17 @@ def start_attempt(
             run_id=run_id,
             started=now,
             heartbeat=now,
+            token=uuid.uuid4().hex,
         )
-        if storage.create(attempt_path(folder, number), _encode(info)):
-            return Attempt(storage, folder, info, heartbeat_seconds)
+        version = storage.create(attempt_path(folder, number), _encode(info))
+        if version is not None:
+            return Attempt(storage, folder, info, version, heartbeat_seconds)
 
 
-def last_attempt(storage: Storage, folder: str) -> AttemptInfo | None:
-    numbers = _numbers(storage, folder)
-    number = numbers[-1] if numbers else 0
-    while storage.size(attempt_path(folder, number + 1)) is not None:  # a listing may lag behind
+def last_attempt(storage: Storage, folder: str, above: int = 0) -> AttemptInfo | None:
+    """The attempt with the highest number; a listing is only where the search begins."""
+    number = max([above, *_numbers(storage, folder)])
+    while storage.size(attempt_path(folder, number + 1)) is not None:
         number += 1
     return read_attempt(storage, folder, number) if number else None
 
@@ -183,14 +241,17 @@ def attempts_of(storage: Storage, folder: str) -> list[AttemptInfo]:
 
 
 def read_attempt(storage: Storage, folder: str, number: int) -> AttemptInfo | None:
-    content = storage.read(attempt_path(folder, number))
-    if content is None:
-        return None
+    path = attempt_path(folder, number)
+    content = storage.read(path)
+    return None if content is None else _decode(content, number, storage.url(path))
+
+
+def _decode(content: bytes, number: int, where: str) -> AttemptInfo:
     try:
         data = json.loads(content)
         return AttemptInfo(**{**data, "number": number, "log_tail": tuple(data["log_tail"])})
     except (ValueError, KeyError, TypeError):
-        return _unreadable(number, storage.url(attempt_path(folder, number)))
+        return _unreadable(number, where)
 
 
 def _unreadable(number: int, path: str) -> AttemptInfo:
@@ -249,9 +310,18 @@ def message_of(error: BaseException) -> str:
     return text if len(text) <= MESSAGE_CHARACTERS else f"{text[:MESSAGE_CHARACTERS]}…"
 
 
-def _bury(storage: Storage, folder: str, dead: AttemptInfo) -> None:
-    """Records the end of an attempt that could not do so itself."""
-    lines = (storage.read(log_path(folder, dead.number)) or b"").decode(errors="replace")
+def _bury(
+    storage: Storage, folder: str, number: int, is_stale: Callable[[AttemptInfo], bool]
+) -> bool:
+    """Records the end of an attempt that could not do so itself; False when it has changed."""
+    path = attempt_path(folder, number)
+    found = storage.read_version(path)
+    if found is None:
+        return False
+    dead = _decode(found.data, number, storage.url(path))
+    if dead.state != RUNNING or not is_stale(dead):
+        return False
+    lines = (storage.read(log_path(folder, number)) or b"").decode(errors="replace")
     ended = replace(
         dead,
         state=FAILED,
@@ -259,8 +329,9 @@ def _bury(storage: Storage, folder: str, dead: AttemptInfo) -> None:
         message=f"process {dead.pid} on {dead.host} ended without a word",
         ended=dead.heartbeat,
         log_tail=tuple(lines.splitlines()[-LOG_TAIL_LINES:]),
+        buried=True,
     )
-    storage.write(attempt_path(folder, dead.number), _encode(ended))
+    return storage.replace(path, _encode(ended), found.version) is not None
 
 
 def _numbers(storage: Storage, folder: str) -> list[int]:

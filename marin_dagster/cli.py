@@ -1,20 +1,17 @@
 """Turns commands into plans, builds, versions and views: `marin plan | build | renew | status`."""
 
-import fnmatch
 import sys
 import time
-from collections.abc import Callable
-from functools import wraps
+from collections.abc import Sequence
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from marin_dagster import experiments
 from marin_dagster.environment import read_environment
 from marin_dagster.experiments import catalog, find
 from marin_dagster.plan import DAMAGED, describe, drift_behind, plan
-from marin_dagster.recipe import Recipe, StageError, payload_diff
+from marin_dagster.recipe import Recipe, payload_diff
 from marin_dagster.show import (
     age,
     artifact_lines,
@@ -23,28 +20,21 @@ from marin_dagster.show import (
     plan_lines,
 )
 from marin_dagster.store import Store
-
-WIDE = 240  # columns of a table that goes into a file or a pipe
-console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else WIDE)
-
-
-def clear_errors(command: Callable) -> Callable:
-    """Shows what a person can mend as one line, without a traceback; the exit code is 2."""
-
-    @wraps(command)
-    def wrapped(*args, **kwargs):
-        try:
-            return command(*args, **kwargs)
-        except (ValueError, TypeError, StageError) as error:
-            click.secho(f"error: {error}", fg="red", err=True)
-            sys.exit(2)
-
-    return wrapped
+from marin_dagster.targets import resolve
+from marin_dagster.terminal import clear_errors, console
+from marin_dagster.upkeep_cli import adopt_command, gc_command, verify_command
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
-    """Experiments as values, artifacts with records. Targets are written stage/name@version."""
+    """Experiments as values, artifacts with records.
+
+    TARGETS are addresses, stage/name@version, or shell patterns over them, 'evals/*@2026.*'.
+    """
+
+
+for upkeep in (gc_command, adopt_command, verify_command):
+    main.add_command(upkeep)
 
 
 @main.command(name="plan")
@@ -53,7 +43,7 @@ def main() -> None:
 @clear_errors
 def plan_command(targets: tuple[str, ...], force: bool) -> None:
     """Print what building TARGETS would reuse and run, why, and what it costs. Runs nothing."""
-    _print_plan(_store(), [find(target) for target in targets], force)
+    _print_plan(_store(), resolve(targets), force)
 
 
 @main.command()
@@ -63,7 +53,7 @@ def plan_command(targets: tuple[str, ...], force: bool) -> None:
 @clear_errors
 def build(targets: tuple[str, ...], run: bool, force: bool) -> None:
     """Build TARGETS and all that they need, through Dagster, in the foreground."""
-    recipes = [find(target) for target in targets]
+    recipes = resolve(targets)
     store = _store()
     _print_plan(store, recipes, force)
     if not run:
@@ -72,9 +62,9 @@ def build(targets: tuple[str, ...], run: bool, force: bool) -> None:
     from marin_dagster.foreground import build_in_foreground
 
     started = time.monotonic()
+    if not build_in_foreground(recipes, force=force):
+        sys.exit(1)
     for recipe in recipes:
-        if not build_in_foreground(recipe, force=force):
-            sys.exit(1)
         console.print(f"{recipe.address} is at {store.url(recipe)}")
     console.print(f"done in {time.monotonic() - started:,.1f} s")
 
@@ -104,18 +94,15 @@ def renew(experiment: str, version: str | None, run: bool) -> None:
 
 
 @main.command()
-@click.argument("pattern", default="*")
+@click.argument("targets", nargs=-1)
 @clear_errors
-def status(pattern: str) -> None:
-    """List the artifacts whose address matches PATTERN (a shell pattern), and their state."""
+def status(targets: tuple[str, ...]) -> None:
+    """List TARGETS, by default all artifacts, and their state."""
     store = _store()
-    recipes = [r for address, r in catalog().items() if fnmatch.fnmatch(address, pattern)]
-    if not recipes:
-        raise ValueError(f"pattern={pattern!r} matches none of {len(catalog())} artifacts")
     table = Table(box=None, pad_edge=False)
     for title in ("artifact", "state", "size", "made", "notes"):
         table.add_column(title, overflow="fold")
-    for recipe in recipes:
+    for recipe in resolve(targets or ("*",)):
         state, notes, record = artifact_state(store, recipe)
         size = human_bytes(record.size_bytes) if record else ""
         table.add_row(recipe.address, state, size, age(record.ended) if record else "", notes)
@@ -154,8 +141,8 @@ def _store() -> Store:
     return read_environment().store()
 
 
-def _print_plan(store: Store, recipes: list[Recipe], force: bool) -> None:
-    steps = plan(store, recipes, force=force)
+def _print_plan(store: Store, recipes: Sequence[Recipe], force: bool) -> None:
+    steps = plan(store, recipes, force=force, known=catalog().values())
     for line in plan_lines(steps, recipes):
         console.print(line, markup=False)
     for address, judgement in drift_behind(store, recipes, steps).items():

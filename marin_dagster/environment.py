@@ -16,11 +16,22 @@ class Environment:
 
     prefix: str  # MARIN_PREFIX: folder or bucket of all artifacts
     drift: str  # MARIN_DRIFT: warn | error
+    steps: int  # MARIN_STEPS: steps of one build that run side by side
+    region: str | None  # MARIN_REGION: where this machine computes
+    cross_region: bool  # MARIN_CROSS_REGION: allow
+    container_image: str | None  # MARIN_CONTAINER_IMAGE
     placement: Placement  # MARIN_WORKERS, HF_TOKEN, WANDB_MODE
     webserver: str  # MARIN_DAGSTER_URL: where `dagster dev` is reached
 
-    def store(self) -> Store:
-        return Store(self.prefix, drift=self.drift)
+    def store(self, *, prefix: str | None = None, drift: str | None = None) -> Store:
+        """The store of this environment; what is given wins over the environment."""
+        return Store(
+            prefix or self.prefix,
+            drift=drift or self.drift,
+            region=self.region,
+            cross_region=self.cross_region,
+            container_image=self.container_image,
+        )
 
 
 def read_environment() -> Environment:
@@ -28,6 +39,10 @@ def read_environment() -> Environment:
     return Environment(
         prefix=os.environ.get("MARIN_PREFIX") or default_prefix(),
         drift=os.environ.get("MARIN_DRIFT") or "warn",
+        steps=_positive("MARIN_STEPS", default=2),
+        region=os.environ.get("MARIN_REGION") or None,
+        cross_region=_cross_region(),
+        container_image=os.environ.get("MARIN_CONTAINER_IMAGE") or None,
         placement=Placement(
             workers=_positive("MARIN_WORKERS", default=os.cpu_count() or 1),
             hub_token=os.environ.get("HF_TOKEN") or None,
@@ -45,6 +60,13 @@ def checkout() -> Path:
 
 def default_prefix() -> str:
     return str(checkout() / "local_store")
+
+
+def _cross_region() -> bool:
+    text = os.environ.get("MARIN_CROSS_REGION") or "refuse"
+    if text not in ("refuse", "allow"):
+        raise ValueError(f"MARIN_CROSS_REGION={text!r} is neither 'refuse' nor 'allow'")
+    return text == "allow"
 
 
 def _wandb_mode() -> str:

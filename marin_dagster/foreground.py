@@ -1,4 +1,4 @@
-"""Turns a target into a Dagster run in this process, with its progress on the terminal."""
+"""Turns targets into a Dagster run in this process, with its progress on the terminal."""
 
 import contextlib
 import fcntl
@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import dagster as dg
 from dagster._cli.utils import get_possibly_temporary_instance_for_cli
@@ -47,19 +47,26 @@ class Printer:
         print(line, file=sys.stderr, flush=True)
 
 
-def build_in_foreground(target: Recipe, *, force: bool) -> bool:
-    """Materializes the target's partition of `build`; returns whether it succeeded.
+def build_in_foreground(targets: Sequence[Recipe], *, force: bool) -> bool:
+    """Materializes the first target's partition of `build`, with the others as `also`.
+
+    Returns whether it succeeded.
 
     The run, and the run of each artifact, are recorded in the instance that `dagster dev` shows.
     """
     warnings.filterwarnings("ignore")
     printer = Printer()
     listen(printer)
+    target, *others = targets
     job = defs.resolve_implicit_global_asset_job_def()
     tags = {"marin/target": tag_value(target.address)}
     if force:
         tags[FORCE_TAG] = tag_value(target.address)
-    quiet = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+    also = {"also": [other.address for other in others]}
+    config = {
+        "loggers": {"console": {"config": {"log_level": "CRITICAL"}}},
+        "ops": {"build": {"config": also}},
+    }
     with contextlib.ExitStack() as stack:
         with _one_at_a_time():  # Dagster's tables are made by the first command that comes
             instance = stack.enter_context(get_possibly_temporary_instance_for_cli("marin build"))
@@ -70,7 +77,7 @@ def build_in_foreground(target: Recipe, *, force: bool) -> bool:
             partition_key=target.address,
             raise_on_error=False,
             tags=tags,
-            run_config=quiet,
+            run_config=config,
         )
     for event in result.get_step_failure_events():
         data = event.step_failure_data

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from marin_dagster.attempt import process_is_gone
 from marin_dagster.code import code_digests, library_versions
+from marin_dagster.estimate import Estimate, estimate
 from marin_dagster.recipe import DEV, Recipe, StageError, payload_diff, walk
 
 if TYPE_CHECKING:
@@ -51,46 +52,91 @@ class Judgement:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One artifact of a plan; `cost` is what running it takes: tokens, flops, bytes."""
+    """One artifact of a plan, and what running it takes."""
 
     recipe: Recipe
     judgement: Judgement
-    cost: dict[str, float] = field(default_factory=dict)
+    estimate: Estimate = field(default_factory=Estimate)
 
     @property
     def runs(self) -> bool:
         return self.judgement.action == RUN
 
 
-def plan(store: Store, targets: Iterable[Recipe], *, force: bool = False) -> dict[str, Step]:
+def plan(
+    store: Store,
+    targets: Iterable[Recipe],
+    *,
+    force: bool = False,
+    known: Iterable[Recipe] = (),
+) -> dict[str, Step]:
     """Returns the steps that the targets need by address, inputs first; runs nothing.
 
     Walks up from the targets and stops at complete artifacts. `force` runs the targets anyway.
+    The records of `known` recipes tell how long the steps will take.
     """
     targets = list(targets)
-    walk(targets)  # refuses two recipes at one address
-    steps: dict[str, Step] = {}
+    order = walk(targets)  # refuses two recipes at one address
     forced = {_forceable(target).address for target in targets} if force else set()
+    judged: dict[str, Judgement] = {}
+    while True:
+        needed = _needed(store, targets, judged, forced)
+        if not _pass_on_rebuilds(order, needed, judged):
+            break  # else something that seemed complete will run, and may need more inputs
+    recipes = [recipe for address, recipe in order.items() if address in needed]
+    for recipe in recipes:
+        if recipe.made_by is not None and judged[recipe.address].action == RUN:
+            judged[recipe.address] = _made_on_the_way(recipe.made_by, judged)
+    running = [recipe for recipe in recipes if judged[recipe.address].action == RUN]
+    costs = estimate(store, running, known)
+    return {
+        recipe.address: Step(
+            recipe=recipe,
+            judgement=judged[recipe.address],
+            estimate=costs.get(recipe.address, Estimate()),
+        )
+        for recipe in recipes
+    }
 
-    def visit(recipe: Recipe) -> Step:
-        if recipe.address in steps:
-            return steps[recipe.address]
-        judgement = judge(store, recipe, force=recipe.address in forced)
-        if judgement.action == RUN or recipe.version == DEV:
-            above = [visit(item) for item in recipe.inputs if _needed(store, judgement, item)]
-            rebuilt = [step.recipe.address for step in above if step.runs]
-            if judgement.action == REUSE and rebuilt:
-                judgement = replace(
-                    judgement, action=RUN, reason=f"its input {rebuilt[0]} will be rebuilt"
-                )
-        if recipe.made_by is not None and judgement.action == RUN:
-            judgement = _made_on_the_way(visit(recipe.made_by), judgement)
-        steps[recipe.address] = Step(recipe=recipe, judgement=judgement)
-        return steps[recipe.address]
 
-    for target in targets:
-        visit(target)
-    return _with_costs(store, steps)
+def _needed(
+    store: Store, targets: list[Recipe], judged: dict[str, Judgement], forced: set[str]
+) -> set[str]:
+    """Addresses that the targets need; judges those that `judged` does not hold yet."""
+    found: set[str] = set()
+    pending = list(targets)
+    while pending:
+        recipe = pending.pop()
+        if recipe.address in found:
+            continue
+        found.add(recipe.address)
+        if recipe.address not in judged:
+            judged[recipe.address] = judge(store, recipe, force=recipe.address in forced)
+        if judged[recipe.address].action == RUN:
+            pending += recipe.needs
+        elif recipe.version == DEV:  # an absent input matters only to an artifact that will run
+            pending += (item for item in recipe.inputs if _readable(store, item) is not None)
+    return found
+
+
+def _pass_on_rebuilds(
+    order: dict[str, Recipe], needed: set[str], judged: dict[str, Judgement]
+) -> bool:
+    """Runs the `dev` artifacts whose inputs will be rebuilt; returns whether there are any."""
+    changed = False
+    for address, recipe in order.items():
+        if address not in needed or judged[address].action != REUSE or recipe.version != DEV:
+            continue
+        rebuilt = [
+            item.address
+            for item in recipe.inputs
+            if item.address in needed and judged[item.address].action == RUN
+        ]
+        if rebuilt:
+            reason = f"its input {rebuilt[0]} will be rebuilt"
+            judged[address] = replace(judged[address], action=RUN, reason=reason)
+            changed = True
+    return changed
 
 
 def drift_behind(
@@ -133,7 +179,7 @@ def judge(store: Store, recipe: Recipe, *, force: bool = False) -> Judgement:
 def compare(store: Store, recipe: Recipe, record: Record) -> tuple[Difference, ...]:
     """Lists what differs between what an artifact was made with and what would make it now."""
     rows = [("recipe", *row) for row in payload_diff(dict(record.payload), recipe.payload)]
-    code = code_digests(recipe)
+    code = code_digests(recipe) if record.adopted is None else {}
     for module in sorted({*record.code, *code}):
         rows.append(("code", module, record.code.get(module), code.get(module)))
     recorded = {item.address: item.digest for item in record.inputs}
@@ -172,18 +218,12 @@ def _forceable(target: Recipe) -> Recipe:
     return target
 
 
-def _made_on_the_way(maker: Step, judgement: Judgement) -> Judgement:
+def _made_on_the_way(maker: Recipe, judged: dict[str, Judgement]) -> Judgement:
     """What becomes of an absent artifact that another recipe's build makes on its way."""
-    address = maker.recipe.address
-    if maker.runs:
-        return replace(judgement, reason=f"made by {address} on its way")
-    gone = f"it is not there, and {address}, which makes it on its way, is complete"
-    return replace(judgement, action=DAMAGED, reason=gone)
-
-
-def _needed(store: Store, judgement: Judgement, item: Recipe) -> bool:
-    """An absent input matters only to an artifact that will run."""
-    return judgement.action == RUN or _readable(store, item) is not None
+    if judged[maker.address].action == RUN:
+        return Judgement(action=RUN, reason=f"made by {maker.address} on its way")
+    gone = f"it is not there, and {maker.address}, which makes it on its way, is complete"
+    return Judgement(action=DAMAGED, reason=gone)
 
 
 def _readable(store: Store, recipe: Recipe) -> Record | None:
@@ -203,20 +243,3 @@ def _why_missing(store: Store, recipe: Recipe) -> str:
     if last.state == "running":
         return f"attempt {last.number} is running on {last.host} (process {last.pid})"
     return f"attempt {last.number} failed ({last.reason})"
-
-
-def _with_costs(store: Store, steps: dict[str, Step]) -> dict[str, Step]:
-    sizes: dict[str, int] = {}
-    for address, step in steps.items():
-        record = _readable(store, step.recipe)
-        if record is not None:
-            sizes[address] = record.size_bytes
-    found = {}
-    for address, step in steps.items():
-        known = {
-            item.address: sizes[item.address]
-            for item in step.recipe.inputs
-            if item.address in sizes
-        }
-        found[address] = replace(step, cost=step.recipe.cost(known)) if step.runs else step
-    return found

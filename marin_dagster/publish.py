@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from marin_dagster.recipe import Recipe, StageError, Summary
 
 if TYPE_CHECKING:
-    from marin_dagster.store import BuildContext
+    from marin_dagster.context import BuildContext
 
 
 def publish(context: BuildContext, recipe: Recipe, folder: str, summary: Summary) -> None:

@@ -61,6 +61,8 @@ class Record:
     attempts: tuple[Mapping[str, Any], ...]  # all tries at this address, failures included
     summary: Summary = field(repr=False)
     plots: Mapping[str, str] = field(default_factory=dict)  # title: file
+    cost: Mapping[str, float] = field(default_factory=dict)  # as Recipe.cost gave it
+    adopted: Mapping[str, Any] | None = None  # source, when, by: data that no build of ours made
 
     @property
     def size_bytes(self) -> int:
@@ -139,20 +141,21 @@ def describe_code(recipe: Recipe) -> dict[str, Any]:
     return {"code": code_digests(recipe), "libraries": library_versions(recipe)}
 
 
-def provenance() -> dict[str, Any]:
+def provenance(container_image: str | None, region: Mapping[str, Any] | None) -> dict[str, Any]:
     """Says who runs this, where, and from which commit."""
     return {
         "git": _git(),
         "command": shlex.join(sys.orig_argv),
         "host": socket.gethostname(),
-        "user": _user(),
+        "user": user(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "container_image": os.environ.get("MARIN_CONTAINER_IMAGE"),
+        "container_image": container_image,
+        "region": region,
     }
 
 
-def _user() -> str:
+def user() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # no entry for the user id, as in many containers
@@ -177,6 +180,18 @@ def _git() -> dict[str, Any] | None:
         return {"commit": ask("rev-parse", "HEAD"), "dirty": bool(ask("status", "--porcelain"))}
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def write_plots(out: str, summary: Summary) -> dict[str, str]:
+    """Writes the plots as files of the artifact; returns {title: file}."""
+    names = {}
+    for number, (title, svg) in enumerate(summary.plots.items()):
+        name = f"plots/{number:02d}.svg"
+        path = Path(out, name)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(svg)
+        names[title] = name
+    return names
 
 
 def plain_summary(address: str, summary: Summary) -> Summary:

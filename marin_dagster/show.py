@@ -17,12 +17,17 @@ def plan_lines(steps: Mapping[str, Step], targets: Sequence[Recipe]) -> Iterator
         yield from _branch(steps, target, "", "", seen)
     todo = [step for step in steps.values() if step.runs]
     reused = sum(step.judgement.action == REUSE for step in steps.values())
+    yield f"\n{len(todo)} to run, {reused} to reuse"
     total: dict[str, float] = {}
     for step in todo:
-        for unit, amount in step.cost.items():
+        for unit, amount in step.estimate.cost.items():
             total[unit] = total.get(unit, 0.0) + amount
-    cost = f"; cost of the runs as far as known: {cost_line(total)}" if total else ""
-    yield f"\n{len(todo)} to run, {reused} to reuse{cost}"
+    if total:
+        yield f"cost of the runs as far as known: {cost_line(total)}"
+    times = [step.estimate.seconds for step in todo if step.estimate.seconds is not None]
+    if times:
+        rest = f", {len(todo) - len(times)} never timed" if len(times) < len(todo) else ""
+        yield f"about {human_seconds(sum(times))} of work by earlier builds{rest}"
 
 
 def cost_line(cost: Mapping[str, float]) -> str:
@@ -34,6 +39,14 @@ def cost_line(cost: Mapping[str, float]) -> str:
         else:
             parts.append(f"{human_number(amount)} {'FLOPs' if unit == 'flops' else unit}")
     return ", ".join(parts)
+
+
+def human_seconds(seconds: float) -> str:
+    """`45 s`, `12 min`, `3.5 h`, `2.1 d`."""
+    for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
 
 
 def human_number(amount: float) -> str:
@@ -90,6 +103,8 @@ def artifact_lines(store: Store, recipe: Recipe) -> Iterator[str]:
     yield f"  files        {len(record.files)}, {human_bytes(record.size_bytes)}"
     yield f"  data         {store.data_url(recipe, record)}"
     yield f"  made         {age(record.ended)} in {record.seconds:.1f} s by {_who(record)}"
+    if record.adopted is not None:
+        yield f"  adopted      from {record.adopted['source']} by {record.adopted['by']}"
     yield f"  command      {record.provenance.get('command')}"
     yield f"  run          {record.run_id or 'outside Dagster'}"
     for item in record.inputs:
@@ -113,7 +128,7 @@ def _branch(
         return
     repeated = recipe.address in seen
     seen.add(recipe.address)
-    cost = f"  [{cost_line(step.cost)}]" if step.cost and not repeated else ""
+    cost = "" if repeated else _estimate_line(step)
     what = "see above" if repeated else describe(step.judgement)
     yield f"{stem}{branch}{recipe.address}  {what}{cost}"
     if repeated:
@@ -123,6 +138,14 @@ def _branch(
     for number, child in enumerate(children):
         mark = "└─ " if number == len(children) - 1 else "├─ "
         yield from _branch(steps, child, below, mark, seen)
+
+
+def _estimate_line(step: Step) -> str:
+    seconds = step.estimate.seconds
+    time_left = f"about {human_seconds(seconds)}" if seconds is not None else ""
+    parts = filter(None, [cost_line(step.estimate.cost), time_left])
+    text = ", ".join(parts)
+    return f"  [{text}]" if text else ""
 
 
 def _attempt_lines(store: Store, recipe: Recipe) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import shutil
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -12,26 +11,27 @@ from typing import Any
 
 from marin_dagster import record as records
 from marin_dagster.attempt import (
+    RUNNING,
     Attempt,
     AttemptInfo,
     attempts_of,
     last_attempt,
     log_path,
     process_is_gone,
+    read_attempt,
     start_attempt,
 )
-from marin_dagster.code import code_digest
+from marin_dagster.context import BuildContext, Log, Progress
 from marin_dagster.plan import DAMAGED, REUSE, Judgement, describe, drift_behind, judge
-from marin_dagster.publish import publish, refuse_unpublished
+from marin_dagster.publish import refuse_unpublished
 from marin_dagster.recipe import Placement, Recipe, StageError, Summary, walk
-from marin_dagster.record import RECORD, Record
+from marin_dagster.record import RECORD, File, Record
+from marin_dagster.region import region_note
 from marin_dagster.storage import Storage
 
 CHECKSUM_LIMIT_BYTES = 4 * 2**30  # larger inputs are checked by size alone when they are read
 
-Progress = Callable[[float, float | None, str, Mapping[str, float]], None]
-Log = Callable[[str], None]
-Work = Callable[["BuildContext"], Summary]
+Work = Callable[[BuildContext], Summary]
 
 
 class CountsError(StageError):
@@ -51,10 +51,11 @@ class Outcome:
 
 
 class Store:
-    """The artifacts under one prefix, on any fsspec filesystem.
+    """The artifacts under one prefix: a folder, `memory://`, `gs://` or `s3://`.
 
     `drift="error"` refuses to reuse a fixed version whose recipe, code or inputs have changed
-    since. A writer that is silent for `stale_seconds` loses its address.
+    since. A writer that is silent for `stale_seconds` loses its address. `region` is where this
+    process computes; a bucket elsewhere is refused unless `cross_region` is true.
     """
 
     def __init__(
@@ -66,11 +67,17 @@ class Store:
         stale_seconds: float = 60.0,
         poll_seconds: float = 0.5,
         cache: str | None = None,
+        region: str | None = None,
+        cross_region: bool = False,
+        container_image: str | None = None,
     ):
         if drift not in ("warn", "error"):
             raise ValueError(f"drift={drift!r} is neither 'warn' nor 'error'; set MARIN_DRIFT")
         self.storage = Storage(prefix)
         self.drift = drift
+        self._region = region
+        self._cross_region = cross_region
+        self._container_image = container_image
         self._heartbeat_seconds = heartbeat_seconds
         self._stale_seconds = stale_seconds
         self._poll_seconds = poll_seconds
@@ -115,9 +122,12 @@ class Store:
     def damage(self, recipe: Recipe, record: Record, *, checksums: bool) -> list[str]:
         """Lists files that are not as the record says: missing, of another size or content."""
         base = f"{self.folder(recipe)}/{record.attempt:04d}"
+        listed = {entry.path: entry.bytes for entry in self.storage.walk(base)}
         found = []
         for file in record.files:
-            size = self.storage.size(f"{base}/{file.path}")
+            if listed.get(file.path) == file.bytes:
+                continue
+            size = self.storage.size(f"{base}/{file.path}")  # a listing is not asked twice
             if size is None:
                 found.append(f"{file.path} is missing")
             elif size != file.bytes:
@@ -128,8 +138,17 @@ class Store:
         return [
             f"{file.path} has other content than its record says (SHA-256)"
             for file in record.files
-            if records.sha256_of(Path(local, file.path)) != file.sha256
+            if not self._is_sound(recipe, record, file, Path(local, file.path))
         ]
+
+    def _is_sound(self, recipe: Recipe, record: Record, file: File, local: Path) -> bool:
+        if records.sha256_of(local) == file.sha256:
+            return True
+        if self.storage.local:
+            return False
+        local.unlink()  # perhaps only the copy is spoilt
+        self.localize(recipe, record)
+        return records.sha256_of(local) == file.sha256
 
     def attempts(self, recipe: Recipe) -> list[AttemptInfo]:
         """All attempts at an artifact, oldest first, failures included."""
@@ -148,12 +167,16 @@ class Store:
         if self.storage.local:
             return self.storage.full(base)
         folder = os.path.join(self.cache, base, record.digest)
-        missing = [
-            file.path
+        missing = {
+            file.path: file.bytes
             for file in record.files
             if not os.path.exists(os.path.join(folder, file.path))
-        ]
-        self.storage.download(base, folder, missing)
+        }
+        try:
+            self.storage.download(base, folder, missing)
+        except FileNotFoundError as error:
+            message = damage_message(self.url(recipe), recipe, [f"{error} is missing"])
+            raise StageError("bad_input", message) from error
         return folder
 
     def read_input(self, recipe: Recipe) -> tuple[Record, str]:
@@ -188,11 +211,13 @@ class Store:
         run_id: str | None = None,
         progress: Progress | None = None,
         log: Log | None = None,
+        adopted: Mapping[str, Any] | None = None,
     ) -> Outcome:
         """Makes the artifact unless it is there: the one way to build.
 
         `work` runs the recipe elsewhere; by default `recipe.build` runs here. When another process
-        builds the same address, waits for it and reuses what it made.
+        builds the same address, waits for it and reuses what it made. `adopted` says where data
+        comes from that `work` only copies: inputs may then be absent, and no code made it.
 
         Raises StageError when an input is missing or damaged, when the store cannot be written,
         when drift is refused, and whatever the recipe raises.
@@ -203,14 +228,13 @@ class Store:
             if judgement.action == REUSE:
                 self._refuse_drift(recipe, judgement)
                 self._refuse_drift_behind(recipe)
-                record = self.record(recipe)
-                assert record is not None
-                return Outcome(record=record, judgement=judgement)
+                return self._reuse(recipe, judgement)
             if judgement.action == DAMAGED:
                 raise StageError(
                     "bad_input", damage_message(self.url(recipe), recipe, [judgement.reason])
                 )
-            for item in recipe.inputs:
+            region = region_note(self.storage, self._region, allow=self._cross_region)
+            for item in recipe.inputs if adopted is None else ():
                 self.read_input(item)
             self._refuse_drift_behind(recipe)
             attempt = self._start(recipe, run_id)
@@ -219,28 +243,62 @@ class Store:
             self._wait(recipe, attempt, say)
             force = False
         with attempt:
+            before = self.storage.read_version(f"{self.folder(recipe)}/{RECORD}")
             again = judge(self, recipe, force=force)
             if again.action == REUSE:  # finished by another process between the look and the start
-                record = self.record(recipe)
-                assert record is not None
                 attempt.log("another process had finished this artifact; reused")
-                return Outcome(record=record, judgement=again)
+                return self._reuse(recipe, again)
             say(f"{recipe.address}: attempt {attempt.info.number}, {describe(judgement)}")
             context = BuildContext(
                 store=self,
                 recipe=recipe,
+                inputs=self._inputs(recipe, complete_only=adopted is not None),
                 attempt=attempt,
                 placement=placement or Placement(),
                 on_progress=progress,
                 on_log=log,
             )
-            summary = (work or (lambda ctx: ctx.recipe.build(ctx)))(context)
-            record = self._commit(context, summary)
+            if region and region.get("note"):
+                context.log(region["note"])
+            try:
+                summary = (work or (lambda ctx: ctx.recipe.build(ctx)))(context)
+                record = self._describe(context, summary, region, adopted)
+                committed = self._commit(context, record, before.version if before else None)
+            finally:
+                context.close()
+            if not committed:
+                return self._overtaken(recipe)
+            context.forget_work()
         return Outcome(record=record, judgement=judgement)
+
+    def _inputs(self, recipe: Recipe, *, complete_only: bool) -> dict[str, tuple[Record, str]]:
+        """Record and local folder of each input, as they are now, by address."""
+        return {
+            item.address: self.read_input(item)
+            for item in recipe.inputs
+            if not complete_only or self.record(item) is not None
+        }
+
+    def _reuse(self, recipe: Recipe, judgement: Judgement) -> Outcome:
+        record = self.record(recipe)
+        assert record is not None
+        return Outcome(record=record, judgement=judgement)
+
+    def _overtaken(self, recipe: Recipe) -> Outcome:
+        """What became of a build whose commit came too late."""
+        judgement = judge(self, recipe)
+        if judgement.action == REUSE:
+            return self._reuse(recipe, judgement)
+        raise StageError(
+            "killed",
+            f"another attempt wrote the record of {recipe.address} at {self.url(recipe)} while "
+            "this one was silent; nothing of this one is kept; build it again if you want it",
+        )
 
     def _start(self, recipe: Recipe, run_id: str | None) -> Attempt | AttemptInfo:
         folder = self.folder(recipe)
         try:
+            taken = [int(name) for name in self.storage.names(folder) if name.isdigit()]
             return start_attempt(
                 self.storage,
                 folder,
@@ -248,10 +306,18 @@ class Store:
                 run_id=run_id,
                 heartbeat_seconds=self._heartbeat_seconds,
                 is_stale=self._is_stale,
-                above=max(map(int, filter(str.isdigit, self.storage.names(folder))), default=0),
+                above=max([0, self.recorded_attempt(recipe), *taken]),
             )
         except OSError as error:  # read-only file system, no space, a bucket that refuses
             raise self._unwritable(error) from error
+
+    def recorded_attempt(self, recipe: Recipe) -> int:
+        """Number of the attempt whose files the record names; 0 when there is none to be read."""
+        try:
+            record = self.record(recipe)
+        except StageError:
+            return 0
+        return record.attempt if record else 0
 
     def _unwritable(self, error: OSError) -> StageError:
         return StageError(
@@ -269,10 +335,8 @@ class Store:
             f"{other.number}); waiting for it"
         )
         while True:
-            last = self.last_attempt(recipe)
-            if last is None or last.number != other.number or last.state != "running":
-                return
-            if self._is_stale(last):
+            now = read_attempt(self.storage, self.folder(recipe), other.number)
+            if now is None or now.state != RUNNING or self._is_stale(now):
                 return
             time.sleep(self._poll_seconds)
 
@@ -294,122 +358,58 @@ class Store:
                 if address not in own:
                     self._refuse_drift(walk([recipe])[address], judgement)
 
-    def _commit(self, context: "BuildContext", summary: Summary) -> Record:
+    def _describe(
+        self,
+        context: BuildContext,
+        summary: Summary,
+        region: Mapping[str, Any] | None,
+        adopted: Mapping[str, Any] | None,
+    ) -> Record:
+        """Looks at what the build left, and turns it into a record."""
         recipe, attempt = context.recipe, context.attempt
         attempt.check()
-        refuse_unpublished(context)
+        if adopted is None:
+            refuse_unpublished(context)
         checked = _checked_summary(recipe, summary)
-        plots = _write_plots(context.out, summary)
+        plots = records.write_plots(context.out, summary)
         files = records.manifest(context.out)
         if not files:
             raise StageError("error", f"{recipe.address} wrote no file to {context.out}")
-        folder = self.folder(recipe)
-        if not self.storage.local:
-            names = [file.path for file in files]
-            self.storage.upload(context.out, f"{folder}/{attempt.info.number:04d}", names)
-        record = Record(
+        return Record(
             address=recipe.address,
             attempt=attempt.info.number,
             digest=records.manifest_digest(files),
             files=files,
             fingerprint=recipe.fingerprint,
             payload=recipe.payload,
-            inputs=tuple(context.inputs_read()),
-            **records.describe_code(recipe),
-            provenance=records.provenance(),
+            inputs=context.inputs_read(),
+            **({"code": {}, "libraries": {}} if adopted else records.describe_code(recipe)),
+            provenance=records.provenance(self._container_image, region),
             run_id=attempt.info.run_id,
             started=attempt.info.started,
             ended=time.time(),
             attempts=tuple(asdict(info) for info in self.attempts(recipe)[:-1]),
             summary=checked,
             plots=plots,
+            cost=recipe.cost(context.input_sizes()),
+            adopted=adopted,
         )
+
+    def _commit(self, context: BuildContext, record: Record, before: str | None) -> bool:
+        """Uploads the files, then writes the record over the one that was there at the start.
+
+        False when another attempt wrote a record since, whenever this one was paused.
+        """
+        folder, attempt = self.folder(context.recipe), context.attempt
+        if not self.storage.local:
+            names = [file.path for file in record.files]
+            where = f"{folder}/{record.attempt:04d}"
+            self.storage.upload(context.out, where, names, check=attempt.alive)
         attempt.check()
-        self.storage.write(f"{folder}/{RECORD}", record.to_json().encode())
-        shutil.rmtree(os.path.dirname(context.work), ignore_errors=True)
-        return record
-
-
-class BuildContext:
-    """What a build gets when it runs through a store; see `recipe.Context`."""
-
-    def __init__(
-        self,
-        *,
-        store: Store,
-        recipe: Recipe,
-        attempt: Attempt,
-        placement: Placement,
-        on_progress: Progress | None,
-        on_log: Log | None,
-    ):
-        self.store = store
-        self.recipe = recipe
-        self.attempt = attempt
-        self.placement = placement
-        self._on_progress = on_progress
-        self._on_log = on_log
-        folder = store.folder(recipe)
-        number = f"{attempt.info.number:04d}"
-        self._clear_leftovers(folder)
-        identity = f"{recipe.fingerprint}-{code_digest(recipe)}"  # what resume may trust
-        if store.storage.local:
-            self.out = store.storage.full(f"{folder}/{number}")
-            self.work = store.storage.full(f"{folder}/.work/{identity}")
-        else:
-            self.out = tempfile.mkdtemp(prefix="marin-out-")
-            self.work = os.path.join(store.cache, "work", folder, identity)
-        os.makedirs(self.out, exist_ok=True)
-        os.makedirs(self.work, exist_ok=True)
-
-    def path(self, recipe: Recipe) -> str:
-        return self._input(recipe)[1]
-
-    def result(self, recipe: Recipe) -> Mapping[str, Any]:
-        return self._input(recipe)[0].summary.numbers
-
-    def record(self, recipe: Recipe) -> Record:
-        return self.store.read_input(recipe)[0]
-
-    def progress(
-        self, done: float, total: float | None = None, unit: str = "documents", **metrics: float
-    ) -> None:
-        self.attempt.alive()
-        if self._on_progress:
-            self._on_progress(done, total, unit, metrics)
-
-    def log(self, message: str) -> None:
-        self.attempt.log(message)
-        if self._on_log:
-            self._on_log(message)
-
-    def publish(self, recipe: Recipe, folder: str, summary: Summary) -> None:
-        publish(self, recipe, folder, summary)
-
-    def inputs_read(self) -> list[records.Input]:
-        """The inputs with the digests that they have now."""
-        return [
-            records.Input(address=item.address, digest=self.record(item).digest)
-            for item in self.recipe.inputs
-        ]
-
-    def _input(self, recipe: Recipe) -> tuple[Record, str]:
-        if recipe.address not in {item.address for item in self.recipe.inputs}:
-            raise StageError(
-                "error", f"{self.recipe.address} reads {recipe.address}, which is not a field of it"
-            )
-        return self.store.read_input(recipe)
-
-    def _clear_leftovers(self, folder: str) -> None:
-        """Removes what failed attempts left, and all but the current files of a `dev` artifact."""
-        try:
-            record = self.store.record(self.recipe)
-        except StageError:  # it cannot be read, and this build was forced
-            record = None
-        current = {f"{record.attempt:04d}"} if record else set()
-        for name in self.store.storage.names(folder):
-            if name.isdigit() and name not in current:
-                self.store.storage.remove(f"{folder}/{name}")
+        path, content = f"{folder}/{RECORD}", record.to_json().encode()
+        if before is None:
+            return self.storage.create(path, content) is not None
+        return self.storage.replace(path, content, before) is not None
 
 
 def damage_message(where: str, recipe: Recipe, damage: list[str]) -> str:
@@ -444,15 +444,3 @@ def _checked_summary(recipe: Recipe, summary: Summary) -> Summary:
             "them, or look at the input",
         )
     return summary
-
-
-def _write_plots(out: str, summary: Summary) -> dict[str, str]:
-    """Writes the plots as files of the artifact; returns {title: file}."""
-    names = {}
-    for number, (title, svg) in enumerate(summary.plots.items()):
-        name = f"plots/{number:02d}.svg"
-        path = Path(out, name)
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(svg)
-        names[title] = name
-    return names

@@ -13,5 +13,4 @@ class StoreResource(dg.ConfigurableResource):
     drift: str | None = None
 
     def open(self) -> Store:
-        environment = read_environment()
-        return Store(self.prefix or environment.prefix, drift=self.drift or environment.drift)
+        return read_environment().store(prefix=self.prefix, drift=self.drift)

@@ -96,10 +96,50 @@ class Slow(Documents):
         return Summary(numbers={"process": os.getpid()})
 
 
+@dataclass(frozen=True, kw_only=True)
+class Meeting(Documents):
+    """Waits until the build named `other` is under way too; both lie at the same prefix."""
+
+    stage: ClassVar[str] = "filtered"
+    documents: Documents
+    other: str
+    ending: str = ""
+
+    def build(self, ctx: Context) -> Summary:
+        folder = Path(os.environ["MARIN_PREFIX"]).with_suffix(".meeting")
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / self.name).write_text(str(os.getpid()))
+        ctx.log(f"waits for {self.other}")
+        deadline = time.monotonic() + 60
+        while not (folder / self.other).exists():
+            assert time.monotonic() < deadline, f"{self.other} never came"
+            ctx.progress(1, 2, "sides")
+            time.sleep(0.02)
+        if self.ending == "kill":
+            os.kill(os.getpid(), 9)
+        words = Path(ctx.path(self.documents), "words.txt").read_text()
+        Path(ctx.out, "words.txt").write_text(words)
+        return Summary(numbers={"process": os.getpid()})
+
+
+def meeting(version: str) -> tuple[Recipe, ...]:
+    """Builds that succeed only side by side, one whose process dies, and one without a partner."""
+    words = Words(name="toy", version=version, words=("one", "two"))
+    made = {"name": "meeting", "version": version, "documents": words}
+    left, right = (
+        Meeting(**{**made, "name": name}, other=other)
+        for name, other in (("left", "right"), ("right", "left"))
+    )
+    doomed = Meeting(**{**made, "name": "doomed"}, other="left", ending="kill")
+    lonely = Meeting(**{**made, "name": "lonely"}, other="nobody")
+    return Joined(name="meeting", version=version, parts=(left, right)), doomed, lonely
+
+
 VERSIONS = ("dev", "2026.01.01", "2026.02.03")
 
 
 def experiment(version: str) -> tuple[Recipe, ...]:
     """The toy experiment that the tests register as a user's package would."""
     joined = road(version)
-    return joined, Slow(name="toy", version=version, documents=joined)
+    training = Slow(name="toy", version=version, documents=joined)
+    return joined, training, *(meeting(version) if version == "dev" else ())

@@ -83,12 +83,49 @@ def test_build_makes_what_is_missing_in_order_and_nothing_else(instance, prefix)
     assert (metadata["built"].value, metadata["reused"].value) == (0, 1)
 
 
-def test_build_in_parallel_queues_exactly_what_is_missing(instance, prefix):
-    run(instance, "raw", "toy@dev")
+def in_parallel(instance, *targets: str) -> dg.ExecuteInProcessResult:
     job = defs.resolve_job_def("build_in_parallel")
-    assert job.execute_in_process(instance=instance, partition_key="deduped/toy@dev").success
-    (backfill,) = instance.get_backfills()
-    assert set(backfill.asset_selection) == {dg.AssetKey("text"), dg.AssetKey("deduped")}
+    config = {"ops": {"submit": {"config": {"targets": list(targets)}}}}
+    return job.execute_in_process(instance=instance, run_config=config, raise_on_error=False)
+
+
+def backfills(instance) -> list[set[tuple[str, str]]]:
+    return [
+        {
+            (item.asset_key.to_user_string(), item.partition_key)
+            for item in found.asset_backfill_data.target_subset.iterate_asset_partitions()
+        }
+        for found in instance.get_backfills()
+    ]
+
+
+def test_build_in_parallel_queues_exactly_what_is_missing_once(instance, prefix):
+    run(instance, "raw", "toy@dev")
+    targets = ("deduped/toy@dev", "text/*@2026.01.01")
+    assert in_parallel(instance, *targets).success
+    wanted = {("text", "toy@dev"), ("deduped", "toy@dev")}
+    wanted |= {("raw", "toy@2026.01.01"), ("text", "toy@2026.01.01")}
+    assert backfills(instance) == [wanted]
+    assert in_parallel(instance, "text/toy@dev").success  # the first one makes it already
+    assert len(backfills(instance)) == 1
+
+
+def test_build_in_parallel_refuses_an_unknown_target(instance, prefix):
+    found = failure(in_parallel(instance, "deduped/tory@dev"))
+    assert "did you mean deduped/toy@dev" in found.description
+    assert backfills(instance) == []
+
+
+def test_build_makes_several_targets_by_one_plan(instance, prefix):
+    job = defs.resolve_implicit_global_asset_job_def()
+    result = job.execute_in_process(
+        instance=instance,
+        asset_selection=[dg.AssetKey("build")],
+        partition_key="raw/toy@dev",
+        run_config={"ops": {"build": {"config": {"also": ["text/toy@2026.*"]}}}},
+    )
+    metadata = result.asset_materializations_for_node("build")[0].metadata
+    assert metadata["built"].value == 5
 
 
 def test_a_materialization_shows_counts_path_and_links_to_its_inputs(instance, prefix):

@@ -341,3 +341,19 @@ def test_what_another_user_wrote_is_not_a_live_process_of_ours(tmp_path):
     path.write_text(json.dumps({**info, "state": "running", "pid": 2**22 + 1, "ended": None}))
     os.unlink(Path(store.url(WORDS), RECORD))
     assert not store.build(WORDS).reused
+
+
+def test_the_record_names_the_input_that_was_read_though_it_was_rebuilt_meanwhile(tmp_path):
+    store = Store(str(tmp_path))
+    read = store.build(WORDS).record
+    upper = Upper(name="toy", version="dev", documents=WORDS)
+
+    def while_the_input_is_rebuilt(ctx):
+        other = Words(name="toy", version="dev", words=("other",))
+        assert Store(str(tmp_path)).build(other).record.digest != read.digest
+        return upper.build(ctx)
+
+    record = store.build(upper, work=while_the_input_is_rebuilt).record
+    assert [item.digest for item in record.inputs] == [read.digest]
+    assert Path(store.data_url(upper, record), "words.txt").read_text() == "ONE\nTWO\n"
+    assert plan(store, [upper])[upper.address].judgement.stale

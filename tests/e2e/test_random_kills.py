@@ -1,0 +1,92 @@
+"""Builds that are killed at random points, stage by stage, end where undisturbed ones do.
+
+`KILLS=3 make soak` kills every artifact of the road three times.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from marin_dagster.attempt import RUNNING
+from marin_dagster.recipe import Recipe
+from marin_dagster.record import Record
+from marin_dagster.store import Store
+from tests.e2e.miniature import recipes
+
+KILLS = int(os.environ.get("KILLS", "1"))  # of each artifact
+SEED = int(os.environ.get("SEED", "1"))
+TIMED = ("metrics.jsonl", "plots/", "speed")  # files that hold times of the clock
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory) -> dict[str, str]:
+    cache = tmp_path_factory.mktemp("compiled")  # or compiling would be most of what is killed
+    return {
+        **os.environ,
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+    }
+
+
+def start(prefix: str, environment: dict[str, str], *addresses: str) -> subprocess.Popen:
+    words = [sys.executable, "-W", "ignore", "-m", "tests.e2e.miniature", prefix, *addresses]
+    return subprocess.Popen(
+        words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finish(process: subprocess.Popen) -> None:
+    _, said = process.communicate(timeout=600)
+    assert process.returncode == 0, said
+
+
+def killed_while_running(
+    store: Store, recipe: Recipe, environment: dict[str, str], after: float
+) -> bool:
+    """Starts a build, kills it `after` seconds into its attempt; False if it was done before."""
+    before = len(store.attempts(recipe))
+    process = start(store.prefix, environment, recipe.address)
+    while len(store.attempts(recipe)) == before:
+        assert process.poll() is None, process.stderr.read() if process.stderr else ""
+        time.sleep(0.005)
+    time.sleep(after)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    last = store.attempts(recipe)[-1]
+    return last.state == RUNNING
+
+
+def content(record: Record) -> dict[str, str]:
+    """The files that do not hold times, by checksum."""
+    return {f.path: f.sha256 for f in record.files if not f.path.startswith(TIMED)}
+
+
+def test_kills_at_random_points_change_nothing(tmp_path, environment):
+    quiet, disturbed = Store(str(tmp_path / "quiet")), Store(str(tmp_path / "disturbed"))
+    finish(start(quiet.prefix, environment, *recipes()))
+    rng, kills = random.Random(SEED), {}
+    for address, recipe in recipes().items():
+        expected = quiet.record(recipe)
+        assert expected is not None
+        for _ in range(KILLS):
+            after = rng.uniform(0.0, 0.9 * expected.seconds)
+            if killed_while_running(disturbed, recipe, environment, after):
+                kills[address] = kills.get(address, 0) + 1
+                assert disturbed.record(recipe) is None
+        finish(start(disturbed.prefix, environment, address))
+        record = disturbed.record(recipe)
+        assert record is not None
+        assert disturbed.damage(recipe, record, checksums=True) == []
+        assert record.summary.counts == expected.summary.counts, address
+        assert content(record) == content(expected), address
+        assert not Path(disturbed.url(recipe), ".work").exists()
+    print(json.dumps(kills))
+    assert sum(kills.values()) >= len(recipes()) * KILLS // 2

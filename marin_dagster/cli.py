@@ -88,8 +88,7 @@ def renew(experiment: str, version: str | None, run: bool) -> None:
     if run:
         from marin_dagster.foreground import build_in_foreground
 
-        done = [build_in_foreground(target, force=False) for target in targets]
-        if not all(done):
+        if not build_in_foreground(targets, force=False):
             sys.exit(1)
 
 

@@ -12,15 +12,7 @@ from marin_dagster.recipe import Recipe
 
 # The machinery around a build; its format has a version of its own, in the record.
 MACHINERY = (
-    "recipe",
-    "kinds",
-    "code",
-    "record",
-    "attempt",
-    "context",
-    "store",
-    "plan",
-    "publish",
+    *("recipe", "kinds", "code", "record", "attempt", "context", "store", "plan", "publish"),
     "environment",
 )
 

@@ -83,10 +83,8 @@ def plan(
         needed = _needed(store, targets, judged, forced)
         if not _pass_on_rebuilds(order, needed, judged):
             break  # else something that seemed complete will run, and may need more inputs
+    _pass_on_makers(order, needed, judged)
     recipes = [recipe for address, recipe in order.items() if address in needed]
-    for recipe in recipes:
-        if recipe.made_by is not None and judged[recipe.address].action == RUN:
-            judged[recipe.address] = _made_on_the_way(recipe.made_by, judged)
     running = [recipe for recipe in recipes if judged[recipe.address].action == RUN]
     costs = estimate(store, running, known)
     return {
@@ -137,6 +135,21 @@ def _pass_on_rebuilds(
             judged[address] = replace(judged[address], action=RUN, reason=reason)
             changed = True
     return changed
+
+
+def _pass_on_makers(
+    order: dict[str, Recipe], needed: set[str], judged: dict[str, Judgement]
+) -> None:
+    """Says of absent artifacts that others make on their way whether that will happen."""
+    for address, recipe in order.items():
+        if recipe.made_by is None or address not in needed or judged[address].action != RUN:
+            continue
+        maker = recipe.made_by.address
+        if judged[maker].action == RUN:
+            judged[address] = replace(judged[address], reason=f"made by {maker} on its way")
+        else:
+            gone = f"it is not there, and {maker}, which makes it on its way, is complete"
+            judged[address] = replace(judged[address], action=DAMAGED, reason=gone)
 
 
 def drift_behind(
@@ -216,14 +229,6 @@ def _forceable(target: Recipe) -> Recipe:
             f"build it again with `marin build {target.made_by.address} --run --force`"
         )
     return target
-
-
-def _made_on_the_way(maker: Recipe, judged: dict[str, Judgement]) -> Judgement:
-    """What becomes of an absent artifact that another recipe's build makes on its way."""
-    if judged[maker.address].action == RUN:
-        return Judgement(action=RUN, reason=f"made by {maker.address} on its way")
-    gone = f"it is not there, and {maker.address}, which makes it on its way, is complete"
-    return Judgement(action=DAMAGED, reason=gone)
 
 
 def _readable(store: Store, recipe: Recipe) -> Record | None:

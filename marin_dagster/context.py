@@ -61,7 +61,9 @@ class BuildContext:
         return self._input(recipe)[0].summary.numbers
 
     def record(self, recipe: Recipe) -> Record:
-        return self._input(recipe)[0]
+        if recipe.address in self.inputs:
+            return self.inputs[recipe.address][0]
+        return self.store.read_input(recipe)[0]  # further upstream
 
     def progress(
         self, done: float, total: float | None = None, unit: str = "documents", **metrics: float

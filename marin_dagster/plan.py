@@ -113,7 +113,7 @@ def _needed(
         if judged[recipe.address].action == RUN:
             pending += recipe.needs
         elif recipe.version == DEV:  # an absent input matters only to an artifact that will run
-            pending += (item for item in recipe.needs if _readable(store, item) is not None)
+            pending += (item for item in recipe.inputs if _readable(store, item) is not None)
     return found
 
 
@@ -127,7 +127,7 @@ def _pass_on_rebuilds(
             continue
         rebuilt = [
             item.address
-            for item in recipe.needs
+            for item in recipe.inputs
             if item.address in needed and judged[item.address].action == RUN
         ]
         if rebuilt:

@@ -99,7 +99,7 @@ def add_version(
             )
         known.append(Entry(version=chosen, occasion=occasion, made=time.time()))
         content = json.dumps(asdict(known[-1])).encode()
-        if storage.create(_entry_path(name, len(known)), content):
+        if storage.create(_entry_path(name, len(known)), content) is not None:
             rows = {"versions": [asdict(entry) for entry in known]}
             storage.write(_index_path(name), json.dumps(rows, indent=1).encode())
             return chosen

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-START_SECONDS = 180
+START_SECONDS = 300
 
 
-def wait_for(condition: Callable[[], Any], what: str, seconds: float = 180) -> Any:
+def wait_for(condition: Callable[[], Any], what: str, seconds: float = 400) -> Any:
     """Returns the first true value of a condition; fails after `seconds`."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -46,9 +46,11 @@ class DagsterDev:
         }
         self.environment["DAGSTER_HOME"] = str(folder)
         settings = (ROOT / "dagster.yaml").read_text()
-        # an evaluation beside a training takes a second place in the pool
+        # an evaluation beside a training takes a second place in the pool; everything runs at once
         (folder / "dagster.yaml").write_text(
-            settings.replace("default_limit: 1", "default_limit: 2")
+            settings.replace("default_limit: 1", "default_limit: 2").replace(
+                "max_concurrent_runs: 4", "max_concurrent_runs: 8"
+            )
         )
         shutil.copy(ROOT / "workspace.yaml", folder)
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,10 +27,8 @@ def text(store: Store, recipe) -> str:
     return Path(store.read_input(recipe)[1], "model.txt").read_text()
 
 
-def build_in_a_process(store: Store) -> int:
-    code = (
-        f"from tests.unit.test_publish import *;Store({store.prefix!r}).build(RUN, placement=None)"
-    )
+def build_in_a_process(store: Store, recipe: str = "RUN") -> int:
+    code = f"from tests.unit.test_publish import *; Store({store.prefix!r}).build({recipe})"
     return subprocess.run([sys.executable, "-c", code], check=False).returncode
 
 
@@ -127,3 +126,14 @@ def test_a_run_that_forgets_a_snapshot_does_not_complete(store, monkeypatch):
 def test_a_snapshot_that_no_run_makes_is_refused(fields, words):
     with pytest.raises(ValueError, match=words):
         Snapshot(**{"name": "live.step-2", "version": FIRST, "run": RUN, "step": 2} | fields)
+
+
+def test_a_new_snapshot_of_a_dev_run_does_not_wait_for_the_end_of_its_training(store, monkeypatch):
+    store.build(replace(RUN, version="dev", snapshots=(4,)))
+    changed = replace(RUN, version="dev")
+    early = changed.makes[0]
+    monkeypatch.setenv("LAB_MISTAKE_2", "kill")
+    assert build_in_a_process(store, "replace(RUN, version='dev')") == -9
+    assert plan(store, [changed])[changed.address].runs
+    steps = plan(store, [Score(name="early", version="dev", checkpoint=early)])
+    assert [address for address, step in steps.items() if step.runs] == ["evals/early@dev"]

@@ -145,3 +145,11 @@ def test_boxes_do_not_overlap():
 def test_a_report_on_nothing_is_refused():
     with pytest.raises(ValueError, match=r"targets=\(\) of reports/r@dev is empty"):
         ExperimentReport(name="r", version="dev", targets=())
+
+
+def test_a_report_reads_the_records_behind_its_targets_too(tmp_path):
+    store = Store(str(tmp_path))
+    report = ExperimentReport(name="toy", version="dev", targets=(road(),))
+    for recipe in walk([report]).values():
+        store.build(recipe)
+    assert store.record(report).summary.numbers["artifacts"] == 3

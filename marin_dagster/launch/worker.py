@@ -113,7 +113,9 @@ class WorkerContext:
         return self._input(recipe).summary.numbers
 
     def record(self, recipe: Recipe) -> Record:
-        return self._input(recipe)
+        if recipe.address in self._inputs:
+            return self._inputs[recipe.address]
+        return self._store.read_input(recipe)[0]  # further upstream
 
     def progress(
         self, done: float, total: float | None = None, unit: str = "documents", **metrics: float

@@ -12,15 +12,15 @@ laboratory of toys, in a temporary folder.
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 from pathlib import Path
 
+from marin_dagster.environment import read_environment
 from tests.browser import ui
 from tests.browser.laboratory import Laboratory, require_browser
-from tests.browser.server import ROOT, dagster_dev
 from tests.browser.ui import Page, browser
+from tests.dagster_server import ROOT, DagsterServer
 
 TOY = "seen@2026.01.01"
 TARGETS = ["text/seen@2026.*"]
@@ -33,15 +33,15 @@ def main() -> None:
     parser.add_argument("--checks", default="raw", help="asset whose checks are shown")
     parser.add_argument("--launch", default="raw/story-tasks@dev", help="partition of build to run")
     parser.add_argument("--report", default="reports/quickstart@dev", help="report; '' for none")
-    parser.add_argument("--port", type=int, default=3217)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "pictures")
     parser.add_argument("--toys", action="store_true", help="only the pictures of toys")
     options = parser.parse_args()
     require_browser()
     options.out.mkdir(parents=True, exist_ok=True)
     if not options.toys:
-        with dagster_dev(options.port, os.environ, None) as url, browser() as driver:
-            pictures_of_the_quickstart(Page(driver, url, options.out), options)
+        prefix = read_environment().prefix
+        with DagsterServer(ROOT, MARIN_PREFIX=prefix) as server, browser() as driver:
+            pictures_of_the_quickstart(Page(driver, server.url, options.out), options)
     with tempfile.TemporaryDirectory() as folder:
         laboratory = Laboratory(Path(folder))
         with laboratory.page(options.out) as page:
@@ -94,7 +94,6 @@ def finish(page: Page, run: str) -> None:
 
 
 def report(page: Page, target: str) -> None:
-    from marin_dagster.environment import read_environment
     from marin_dagster.experiments import find
 
     store, recipe = read_environment().store(), find(target)

@@ -1,14 +1,13 @@
 """Turns commands into upkeep of the store: `marin gc | adopt | verify`."""
 
-import fnmatch
 import sys
 
 import click
 
 from marin_dagster.environment import read_environment
-from marin_dagster.experiments import catalog, find
-from marin_dagster.recipe import Recipe
+from marin_dagster.experiments import find
 from marin_dagster.show import human_bytes
+from marin_dagster.targets import resolve
 from marin_dagster.terminal import clear_errors, console
 from marin_dagster.upkeep import adopt, leftovers, source_files, verify
 
@@ -55,15 +54,15 @@ def adopt_command(address: str, source: str, run: bool, force: bool) -> None:
 
 
 @click.command(name="verify")
-@click.argument("patterns", nargs=-1, required=True)
+@click.argument("targets", nargs=-1, required=True)
 @clear_errors
-def verify_command(patterns: tuple[str, ...]) -> None:
-    """Read every file of the artifacts that match PATTERNS and compare it with the record."""
+def verify_command(targets: tuple[str, ...]) -> None:
+    """Read every file of the artifacts at TARGETS and compare it with the record."""
     store = read_environment().store()
     damaged = 0
-    for recipe in _matching(patterns):
+    for recipe in resolve(targets):
         record, damage = verify(store, recipe)
-        if record is None and not damage and recipe.address not in patterns:
+        if record is None and not damage and recipe.address not in targets:
             continue  # never built
         damaged += record is None or bool(damage)
         if record is None and not damage:
@@ -74,17 +73,3 @@ def verify_command(patterns: tuple[str, ...]) -> None:
             size = human_bytes(record.size_bytes)
             console.print(f"{recipe.address}  sound  {len(record.files)} files, {size}")
     sys.exit(1 if damaged else 0)
-
-
-def _matching(patterns: tuple[str, ...]) -> list[Recipe]:
-    """The recipes that the addresses and shell patterns name, in the order of the catalog."""
-    for pattern in patterns:
-        if not any(letter in pattern for letter in "*?["):
-            find(pattern)  # names what comes near, if it is unknown
-        elif not fnmatch.filter(catalog(), pattern):
-            raise ValueError(f"pattern={pattern!r} matches none of {len(catalog())} artifacts")
-    return [
-        recipe
-        for address, recipe in catalog().items()
-        if any(fnmatch.fnmatchcase(address, pattern) for pattern in patterns)
-    ]

@@ -2,8 +2,8 @@
 
 import json
 import os
+import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +16,7 @@ import dagster as dg
 import yaml
 
 from marin_dagster.process import adopt_orphans, descendants, send
+from tests.servers import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 READY_SECONDS = 120.0
@@ -36,22 +37,30 @@ def wait_for(condition: Callable[[], T | None], seconds: float, what: str = "") 
 class DagsterServer:
     """`dagster dev` over the repository's `dagster.yaml`, with monitors that look more often.
 
-    Used as a context manager. `environment` reaches the code, so a prefix can be set per server.
+    Used as a context manager. `environment` reaches the code; what runs from `folder` and has it,
+    shares history and store with the server. A folder that has a `dagster.yaml` keeps it.
     """
 
-    def __init__(self, folder: Path, concurrent_runs: int = 4, **environment: str):
+    def __init__(
+        self, folder: Path, concurrent_runs: int = 4, pool_limit: int = 1, **environment: str
+    ):
         self.folder = folder
-        self.prefix = str(folder / "store")
-        self.url = f"http://127.0.0.1:{_free_port()}"
+        self.prefix = environment.get("MARIN_PREFIX", str(folder / "store"))
+        self.url = f"http://127.0.0.1:{free_port()}"
         self.environment = {
             **os.environ,
             "DAGSTER_HOME": str(folder),
             "MARIN_PREFIX": self.prefix,
+            "MARIN_DAGSTER_URL": self.url,
+            "NO_PROXY": "127.0.0.1,localhost",
             "PYTHONWARNINGS": "ignore",
             **environment,
         }
         self._process: subprocess.Popen | None = None
-        _write_settings(folder, concurrent_runs)
+        self._log = folder / ".dagster" / "server.log"
+        self._log.parent.mkdir(exist_ok=True)
+        if not (folder / "dagster.yaml").exists():
+            _write_settings(folder, concurrent_runs, pool_limit)
 
     def __enter__(self) -> "DagsterServer":
         self.start()
@@ -64,19 +73,22 @@ class DagsterServer:
         """Starts the webserver, the daemon and the code server; returns when they answer."""
         adopt_orphans()  # so that whatever it leaves behind is found at the end
         port = self.url.rpartition(":")[2]
-        with open(self.folder / "server.log", "ab") as log:
-            self._process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "dagster", "dev", "-m", "marin_dagster.definitions"),
-                    *("-h", "127.0.0.1", "-p", port),
-                ],
-                cwd=self.folder,
-                env=self.environment,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        wait_for(self._answers, READY_SECONDS, f"dagster dev, see {self.folder}/server.log")
+        with open(self._log, "ab") as log:
+            words = ("-w", "workspace.yaml", "-h", "127.0.0.1", "-p", port)
+            self._process = self.command("dagster", "dev", *words, stdout=log)
+        wait_for(self._answers, READY_SECONDS, f"dagster dev, see {self._log}")
+
+    def command(self, program: str, *words: str, stdout: Any = subprocess.PIPE) -> subprocess.Popen:
+        """Starts a command of the virtual environment in the server's folder and environment."""
+        return subprocess.Popen(
+            [str(Path(sys.executable).with_name(program)), *words],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=stdout,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Ends the whole tree: by itself, or by force after a while."""
@@ -150,7 +162,7 @@ class DagsterServer:
 
     def _answers(self) -> bool:
         assert self._process is not None
-        assert self._process.poll() is None, (self.folder / "server.log").read_text()[-4000:]
+        assert self._process.poll() is None, self._log.read_text()[-4000:]
         try:
             nodes = self.ask(READY)["repositoriesOrError"].get("nodes", [])
             return bool(nodes) and "id" in self.ask(DAEMONS)["instance"]
@@ -159,7 +171,7 @@ class DagsterServer:
 
 
 LOCATION = {
-    "repositoryLocationName": "marin_dagster.definitions",
+    "repositoryLocationName": "marin",
     "repositoryName": "__repository__",
 }
 READY = "{ repositoriesOrError { ... on RepositoryConnection { nodes { name } } } }"
@@ -189,7 +201,7 @@ mutation($backfill: String!) { cancelPartitionBackfill(backfillId: $backfill) { 
 """
 
 
-def _write_settings(folder: Path, concurrent_runs: int) -> None:
+def _write_settings(folder: Path, concurrent_runs: int, pool_limit: int) -> None:
     settings = yaml.safe_load((ROOT / "dagster.yaml").read_text())
     settings["storage"]["custom"]["config"]["base_dir"] = str(folder / "history")
     settings["local_artifact_storage"]["config"]["base_dir"] = str(folder / "history")
@@ -199,13 +211,9 @@ def _write_settings(folder: Path, concurrent_runs: int) -> None:
         "free_slots_after_run_end_seconds": 1,
     }
     settings["concurrency"]["runs"]["max_concurrent_runs"] = concurrent_runs
+    settings["concurrency"]["pools"]["default_limit"] = pool_limit
     (folder / "dagster.yaml").write_text(yaml.safe_dump(settings))
-
-
-def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+    shutil.copy(ROOT / "workspace.yaml", folder)
 
 
 def _lives(pid: int) -> bool:

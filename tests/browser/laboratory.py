@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.browser.server import ROOT, dagster_dev, free_port
 from tests.browser.ui import Page, browser
+from tests.dagster_server import ROOT, DagsterServer
 
 EXPERIMENT = '''\
 """Words, capitals, both joined, and a training that takes {seconds} seconds."""
@@ -32,10 +32,6 @@ class Laboratory:
     def __init__(self, folder: Path):
         self.folder = folder
         self._site = folder / "site"
-        home = folder / "home"
-        home.mkdir()
-        settings = (ROOT / "dagster.yaml").read_text()
-        (home / "dagster.yaml").write_text(settings.replace("base_dir: ", f"base_dir: {home}/"))
         info = self._site / "seen_lab-0.0.1.dist-info"
         info.mkdir(parents=True)
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: seen-lab\nVersion: 0.0.1\n")
@@ -51,15 +47,12 @@ class Laboratory:
     def page(self, out: Path) -> Iterator[Page]:
         """A browser that looks at this laboratory's `dagster dev`; pictures go to `out`."""
         path = [str(self._site), str(ROOT), os.environ.get("PYTHONPATH", "")]
-        environment = os.environ | {
-            "DAGSTER_HOME": str(self.folder / "home"),
-            "MARIN_PREFIX": str(self.folder / "store"),
+        environment = {
             "PYTHONPATH": os.pathsep.join(filter(None, path)),
             "PYTHONDONTWRITEBYTECODE": "1",  # two edits within a second would be one
         }
-        log = self.folder / "dagster.log"
-        with dagster_dev(free_port(), environment, log) as url, browser() as driver:
-            yield Page(driver, url, out)
+        with DagsterServer(self.folder, **environment) as server, browser() as driver:
+            yield Page(driver, server.url, out)
 
 
 def require_browser() -> None:

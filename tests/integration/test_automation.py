@@ -8,8 +8,8 @@ import pytest
 from marin_dagster.experiments import catalog
 from marin_dagster.recipe import Recipe, walk
 from marin_dagster.store import Store
+from tests.dagster_server import DagsterServer, wait_for
 from tests.integration import lab
-from tests.integration.dagster_dev import DagsterDev, wait_for
 
 FROM_CLI = ("raw/toy@2026.01.01", "raw/toy@2026.02.03")
 SELECTOR = {"repositoryName": "__repository__", "repositoryLocationName": "marin"}
@@ -44,7 +44,9 @@ STATES = """{ workspaceOrError { ... on Workspace { locationEntries { locationOr
 @pytest.fixture(scope="module")
 def dev(tmp_path_factory):
     folder = tmp_path_factory.mktemp("automation")
-    with DagsterDev(folder, LAB_GATE=str(folder / "gate")) as started:
+    with DagsterServer(
+        folder, concurrent_runs=8, pool_limit=2, LAB_GATE=str(folder / "gate")
+    ) as started:
         yield started
 
 
@@ -70,8 +72,8 @@ def started(dev) -> dict:
     answer = dev.ask(BACKFILL, params=params)["launchPartitionBackfill"]
     assert answer["__typename"] == "LaunchBackfillSuccess", answer
     words = ["job", "backfill", "-w", "workspace.yaml", "-j", "build_targets", "--noprompt"]
-    from_cli = dev.start("dagster", *words, "--partitions", ",".join(FROM_CLI))
-    training = dev.start("marin", "build", f"checkpoints/live@{lab.FIRST}", "--run")
+    from_cli = dev.command("dagster", *words, "--partitions", ",".join(FROM_CLI))
+    training = dev.command("marin", "build", f"checkpoints/live@{lab.FIRST}", "--run")
     return {
         "states": before,
         "partitions": keys,

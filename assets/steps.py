@@ -33,7 +33,7 @@ class StepRun:
 
     address: str
     tags: Mapping[str, str] = field(default_factory=dict)
-    loggers: Mapping[str, Any] = field(default_factory=dict)
+    loggers: Any = field(default_factory=dict)
     run_id: str = field(default_factory=make_new_run_id)
 
 
@@ -59,7 +59,7 @@ def run_steps(
     slots = slots if instance.is_persistent else 1  # another process could not see the instance
     total, started = len(steps), 0
     waiting = {step.address: step for step in steps}
-    pool = _Pool(instance, slots, max(1, workers // slots), say)
+    pool = _Pool(instance, max(1, workers // slots))
     failed = False
     try:
         while pool.busy or (waiting and not failed):
@@ -114,61 +114,62 @@ def _addresses(recipes: tuple[Recipe, ...]) -> set[str]:
 class _Pool:
     """Processes that run steps; started when they are needed, and used again."""
 
-    def __init__(self, instance: dg.DagsterInstance, slots: int, workers: int, say: Say):
+    def __init__(self, instance: dg.DagsterInstance, workers: int):
         self._instance = instance
-        self._slots = slots
         self._workers = workers
-        self._say = say
         self._idle: list[_Worker] = []
-        self.busy: dict[Connection, _Worker] = {}
+        self.busy: dict[Connection, tuple[_Worker, StepRun]] = {}
 
     @property
     def running(self) -> set[str]:
-        return {worker.step.address for worker in self.busy.values() if worker.step}
+        return {step.address for _, step in self.busy.values()}
 
     def start(self, step: StepRun) -> None:
         worker = self._idle.pop() if self._idle else _Worker(self._instance, self._workers)
-        worker.begin(step)
-        self.busy[worker.connection] = worker
+        worker.connection.send(step)
+        self.busy[worker.connection] = worker, step
 
     def wait(self) -> Iterator[StepResult]:
         """Yields the results that come next, at least one, and passes progress on."""
         found = []
         while not found:
-            for connection in wait(list(self.busy)):
-                worker = self.busy[connection]
+            ready = wait(list(self.busy))
+            for connection in [item for item in self.busy if item in ready]:
+                worker, step = self.busy[connection]
                 try:
                     message = connection.recv()
                 except (EOFError, OSError):
-                    found.append(self._lost(worker))
+                    del self.busy[connection]
+                    found.append(self._lost(worker, step))
                     continue
                 if isinstance(message, StepResult):
-                    self._idle.append(self.busy.pop(connection))
+                    del self.busy[connection]
+                    self._idle.append(worker)
                     found.append(message)
                 else:
-                    progress.tell(f"{worker.step.address}: {message}")
+                    progress.tell(f"{step.address}: {message}")
         yield from found
 
-    def _lost(self, worker: "_Worker") -> StepResult:
+    def _lost(self, worker: "_Worker", step: StepRun) -> StepResult:
         """What is left to say of a step whose process ended."""
-        del self.busy[worker.connection]
         why = worker.end()
-        run = self._instance.get_run_by_id(worker.step.run_id)
+        run = self._instance.get_run_by_id(step.run_id)
         if run is not None and not run.is_finished:
             self._instance.report_run_failed(run, f"the process of this run {why}")
         return StepResult(
-            address=worker.step.address,
-            run_id=worker.step.run_id,
+            address=step.address,
+            run_id=step.run_id,
             seconds=0.0,
             failure=f"killed: the process of its run {why}",
         )
 
     def close(self) -> None:
         """Ends all processes: idle ones at once, busy ones after they put their work away."""
-        for worker in self.busy.values():
+        busy = [worker for worker, _ in self.busy.values()]
+        for worker in busy:
             worker.interrupt()
         deadline = time.monotonic() + STOP_SECONDS
-        for worker in [*self._idle, *self.busy.values()]:
+        for worker in [*self._idle, *busy]:
             worker.connection.close()
             worker.process.join(max(0.1, deadline - time.monotonic()))
             worker.end()
@@ -179,15 +180,10 @@ class _Worker:
 
     def __init__(self, instance: dg.DagsterInstance, workers: int):
         spawn = multiprocessing.get_context("spawn")
-        self.step: StepRun | None = None
         self.connection, theirs = spawn.Pipe()
         self.process = spawn.Process(target=_serve, args=(theirs, instance.get_ref(), workers))
         self.process.start()
         theirs.close()
-
-    def begin(self, step: StepRun) -> None:
-        self.step = step
-        self.connection.send(step)
 
     def interrupt(self) -> None:
         with suppress(ProcessLookupError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -153,7 +153,7 @@ def _pass_on_makers(
 
 
 def drift_behind(
-    store: Store, targets: Iterable[Recipe], steps: dict[str, Step]
+    store: Store, targets: Iterable[Recipe], steps: Mapping[str, Step]
 ) -> dict[str, Judgement]:
     """Judges the complete artifacts that a plan did not have to look at; returns those that differ.
 

@@ -46,6 +46,14 @@ install_import_hook(
 )
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keeps the tests of a module in one process, and those that share the server in another."""
+    for item in items:
+        shares = "server" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("server" if shares else item.nodeid.split("::")[0]))
+
+
 @pytest.fixture
 def prefix(tmp_path, monkeypatch) -> str:
     """An empty prefix that everything in this test uses."""

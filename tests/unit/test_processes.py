@@ -10,6 +10,9 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("marin_dagster", "assets", "jobs", "resources")
 FILES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 SAFE = ("spawn", "forkserver")
+ALONE = (
+    "marin_dagster/launch/keeper.py"  # has one thread and opens nothing: its children may set up
+)
 
 
 def forks(tree: ast.AST) -> Iterator[str]:
@@ -35,7 +38,8 @@ def forks(tree: ast.AST) -> Iterator[str]:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_no_module_forks(path):
-    assert list(forks(ast.parse(path.read_text()))) == []
+    allowed = ["subprocess.Popen with preexec_fn"] if path == ROOT / ALONE else []
+    assert list(forks(ast.parse(path.read_text()))) == allowed
 
 
 @pytest.mark.parametrize(

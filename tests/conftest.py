@@ -46,12 +46,10 @@ install_import_hook(
 )
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keeps the tests of a module in one process, and those that share the server in another."""
-    for item in items:
-        shares = "server" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("server" if shares else item.nodeid.split("::")[0]))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Keeps the tests of a module in one process, and all that share the server in one."""
+    shares = "server" in getattr(item, "fixturenames", ())
+    item.add_marker(pytest.mark.xdist_group("server" if shares else item.nodeid.split("::")[0]))
 
 
 @pytest.fixture

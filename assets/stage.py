@@ -13,7 +13,7 @@ from assets.progress import Reporter
 from assets.references import code_references
 from marin_dagster.experiments import catalog, experiment_of
 from marin_dagster.recipe import Placement, Recipe, Summary
-from marin_dagster.store import BuildContext, CountsError, Outcome
+from marin_dagster.store import BuildContext, CountsError, Outcome, Store
 from resources import (
     ExecutorResource,
     HubResource,
@@ -73,25 +73,13 @@ def stage_asset(
         placement = Placement(
             workers=executor.processes(), wandb_mode=tracker.mode(), hub_token=hub.token()
         )
-        report = Reporter(context, recipe)
         try:
-            with noted(context), explained(context, opened, recipe):
-                outcome = opened.build(
-                    recipe,
-                    work=partial(_work, context, launcher),
-                    placement=placement,
-                    force=is_forced(context, recipe),
-                    run_id=context.run_id,
-                    progress=report,
-                    log=context.log.info,
-                )
+            outcome = _build(context, opened, recipe, launcher, placement)
         except dg.Failure as failed:
             if isinstance(failed.__cause__, CountsError):
                 found = {"reason": failed.__cause__.message}
                 yield dg.AssetCheckResult(check_name="counts", passed=False, metadata=found)
             raise
-        finally:
-            report.close()
         _say(context, recipe.address, outcome)
         yield dg.MaterializeResult(
             metadata=metadata.of(opened, recipe, outcome),
@@ -100,6 +88,30 @@ def stage_asset(
         )
 
     return asset
+
+
+def _build(
+    context: dg.AssetExecutionContext,
+    opened: Store,
+    recipe: Recipe,
+    launcher: LauncherResource,
+    placement: Placement,
+) -> Outcome:
+    """Builds or reuses the artifact; shows its progress, and why it fails if it does."""
+    report = Reporter(context, recipe)
+    try:
+        with noted(context), explained(context, opened, recipe):
+            return opened.build(
+                recipe,
+                work=partial(_work, context, launcher),
+                placement=placement,
+                force=is_forced(context, recipe),
+                run_id=context.run_id,
+                progress=report,
+                log=context.log.info,
+            )
+    finally:
+        report.close()
 
 
 def _work(

@@ -51,6 +51,16 @@ class Outcome:
         return self.judgement.action == REUSE
 
 
+@dataclass(frozen=True)
+class _Start:
+    """A build that may begin."""
+
+    attempt: Attempt
+    judgement: Judgement
+    region: Mapping[str, Any] | None
+    forced: bool
+
+
 class Store:
     """The artifacts under one prefix: a folder, `memory://`, `gs://` or `s3://`.
 
@@ -229,28 +239,13 @@ class Store:
         when drift is refused, and whatever the recipe raises.
         """
         say = log or (lambda message: None)
-        while True:
-            judgement = judge(self, recipe, force=force)
-            if judgement.action == REUSE:
-                self._refuse_drift(recipe, judgement)
-                self._refuse_drift_behind(recipe)
-                return self._reuse(recipe, judgement)
-            if judgement.action == DAMAGED:
-                raise StageError(
-                    "bad_input", damage_message(self.url(recipe), recipe, [judgement.reason])
-                )
-            region = region_note(self.storage, self._region, allow=self._cross_region)
-            for item in recipe.inputs if adopted is None else ():
-                self.read_input(item)
-            self._refuse_drift_behind(recipe)
-            attempt = self._start(recipe, run_id)
-            if isinstance(attempt, Attempt):
-                break
-            self._wait(recipe, attempt, say)
-            force = False
+        found = self._admit(recipe, force, run_id, say, adopted is not None)
+        if isinstance(found, Outcome):
+            return found
+        attempt, judgement, region = found.attempt, found.judgement, found.region
         with attempt:
             before = self.storage.read_version(f"{self.folder(recipe)}/{RECORD}")
-            again = judge(self, recipe, force=force)
+            again = judge(self, recipe, force=found.forced)
             if again.action == REUSE:  # finished by another process between the look and the start
                 attempt.log("another process had finished this artifact; reused")
                 return self._reuse(recipe, again)
@@ -276,6 +271,30 @@ class Store:
                 return self._overtaken(recipe)
             context.forget_work()
         return Outcome(record=record, judgement=judgement)
+
+    def _admit(
+        self, recipe: Recipe, forced: bool, run_id: str | None, say: Log, adopted: bool
+    ) -> "Outcome | _Start":
+        """Waits until the artifact is complete, or until this build holds its address."""
+        while True:
+            judgement = judge(self, recipe, force=forced)
+            if judgement.action == REUSE:
+                self._refuse_drift(recipe, judgement)
+                self._refuse_drift_behind(recipe)
+                return self._reuse(recipe, judgement)
+            if judgement.action == DAMAGED:
+                raise StageError(
+                    "bad_input", damage_message(self.url(recipe), recipe, [judgement.reason])
+                )
+            region = region_note(self.storage, self._region, allow=self._cross_region)
+            for item in () if adopted else recipe.inputs:
+                self.read_input(item)
+            self._refuse_drift_behind(recipe)
+            attempt = self._start(recipe, run_id)
+            if isinstance(attempt, Attempt):
+                return _Start(attempt, judgement, region, forced)
+            self._wait(recipe, attempt, say)
+            forced = False
 
     def _inputs(self, recipe: Recipe, *, complete_only: bool) -> dict[str, tuple[Record, str]]:
         """Record and local folder of each input, as they are now, by address."""

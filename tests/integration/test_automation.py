@@ -11,6 +11,7 @@ from marin_dagster.store import Store
 from tests.dagster_server import DagsterServer, wait_for
 from tests.integration import lab
 
+SECONDS = 300  # for what the daemon does in its own time
 FROM_CLI = ("raw/toy@2026.01.01", "raw/toy@2026.02.03")
 SELECTOR = {"repositoryName": "__repository__", "repositoryLocationName": "marin"}
 START_SCHEDULE = """
@@ -100,7 +101,7 @@ def test_schedules_and_sensors_are_off_until_turned_on(started):
 def test_a_tick_adds_a_version_shows_it_and_builds_it_without_an_edit(dev, started):
     today = datetime.datetime.now(datetime.UTC).strftime("%Y.%m.%d")
     (target,) = lab.rounds(today)
-    wait_for(lambda: complete(dev, target), f"{target.address} built by the schedule")
+    wait_for(lambda: complete(dev, target), SECONDS, f"{target.address} built by the schedule")
     assert target.address not in started["partitions"]
     assert target.address in partitions(dev)
     answer = dev.ask(STOP_SCHEDULE, id=started["schedule"])["stopRunningSchedule"]
@@ -110,7 +111,7 @@ def test_a_tick_adds_a_version_shows_it_and_builds_it_without_an_edit(dev, start
 def test_a_snapshot_is_evaluated_while_its_training_goes_on(dev, started):
     training: subprocess.Popen = started["training"]
     last, early = lab.live(lab.FIRST)
-    record = wait_for(lambda: complete(dev, early), "the evaluation of the snapshot")
+    record = wait_for(lambda: complete(dev, early), SECONDS, "the evaluation of the snapshot")
     assert training.poll() is None
     assert complete(dev, last.checkpoint) is None
     assert complete(dev, last) is None
@@ -118,7 +119,7 @@ def test_a_snapshot_is_evaluated_while_its_training_goes_on(dev, started):
     (dev.folder / "gate").touch()
     said, _ = training.communicate(timeout=120)
     assert training.returncode == 0, said
-    wait_for(lambda: complete(dev, last), "the evaluation of the checkpoint")
+    wait_for(lambda: complete(dev, last), SECONDS, "the evaluation of the checkpoint")
     assert complete(dev, early).digest == record.digest
 
 
@@ -127,7 +128,7 @@ def test_a_backfill_over_versions_builds_each_and_what_they_share_once(dev, star
         found = dev.ask(BACKFILL_STATUS, id=started["backfill"])["partitionBackfillOrError"]
         return found["status"] if found["status"] not in ("REQUESTED", "IN_PROGRESS") else None
 
-    assert wait_for(status, "the end of the backfill") == "COMPLETED_SUCCESS"
+    assert wait_for(status, SECONDS, "the end of the backfill") == "COMPLETED_SUCCESS"
     store = Store(dev.prefix)
     both = [lab.rounds(version)[0] for version in (lab.FIRST, lab.SECOND)]
     shared = walk(both)["text/shared@2026.01.01"]
@@ -146,7 +147,9 @@ def test_a_backfill_from_the_command_line_builds_each_version(dev, started):
     said, _ = started["from_cli"].communicate(timeout=120)
     assert started["from_cli"].returncode == 0, said
     for target in FROM_CLI:
-        wait_for(lambda target=target: complete(dev, catalog()[target]), f"{target} {said}")
+        wait_for(
+            lambda target=target: complete(dev, catalog()[target]), SECONDS, f"{target} {said}"
+        )
 
 
 def test_every_way_to_run_read_what_the_recipe_says(dev):

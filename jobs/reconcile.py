@@ -159,13 +159,13 @@ def _end(instance: dg.DagsterInstance, run: dg.DagsterRun, finding: Finding) -> 
 
 
 def _write(instance: dg.DagsterInstance, finding: Finding) -> None:
-    """Writes reason and evidence on the run: as a tag to find it by, as an event to read."""
+    """Writes reason and evidence on the run: as an event to read, then as a tag to find it by."""
     assert finding.reason is not None
-    note_reason(instance, finding.run, finding.reason)
     metadata = {"reason": dg.MetadataValue.text(finding.reason)} | {
         name: dg.MetadataValue.text(str(value)) for name, value in finding.evidence.items()
     }
     instance.report_engine_event(finding.text, finding.run, EngineEventData(metadata=metadata))
+    note_reason(instance, finding.run, finding.reason)
 
 
 def _evidence(store: Store, run: dg.DagsterRun, attempt: AttemptInfo) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def test_a_step_whose_process_is_killed_fails_alone_and_says_so(folder, prefix):
     assert store.record(find("raw/toy@dev")) is not None
     with instance(folder) as opened:
         states = {run.tags["marin/artifact"]: run.status for run in _steps(opened)}
-    assert states["doomed@dev"] == dg.DagsterRunStatus.FAILURE
+    assert states["filtered/doomed__dev"] == dg.DagsterRunStatus.FAILURE
 
 
 def _steps(opened: dg.DagsterInstance) -> list[dg.DagsterRun]:

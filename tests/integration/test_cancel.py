@@ -11,7 +11,7 @@ import dagster as dg
 import pytest
 from dagster._core.execution.backfill import BulkActionStatus
 
-from assets.stage import tag_value
+from assets.stage import ARTIFACT_TAG, tag_value
 from marin_dagster.experiments import catalog
 from marin_dagster.process import descendants, process_exists
 from marin_dagster.store import Store
@@ -73,13 +73,8 @@ def test_terminating_a_build_ends_the_run_of_its_step_too(server, scripts):
     server.terminate(parent)
     with server.instance() as instance:
         wait_for(lambda: instance.get_run_by_id(parent).status == CANCELED, CANCEL_SECONDS)
-        (step,) = (
-            run
-            for run in instance.get_runs(
-                filters=dg.RunsFilter(tags={"marin/artifact": tag_value(ONE)})
-            )
-            if run.tags.get("marin/target") == tag_value(ONE) and run.run_id != parent
-        )
+        of_step = dg.RunsFilter(tags={ARTIFACT_TAG: tag_value(ONE)})
+        step = next(run for run in instance.get_runs(of_step) if run.run_id != parent)
         assert step.status == CANCELED
         assert step.tags[REASON_TAG] == "user_cancel"
     assert_silent(scripts, ONE)

@@ -341,17 +341,21 @@ def test_two_hundred_fast_stages_with_fast_heartbeats_and_slow_deletes_all_succe
         for name, value in google_environment(url).items():
             monkeypatch.setenv(name, value)
         store = open_store(f"gs://{BUCKET}/{tmp_path.name}", tmp_path, heartbeat_seconds=0.01)
-        for number in range(200):
+
+        def build(number: int) -> int:
             words = Words(name=f"toy-{number}", version="dev", words=("one",))
 
-            def work(ctx, words=words, number=number):
+            def work(ctx):
                 if number % 4 == 0:
                     lease = attempt_path(store.folder(words), 1)
                     threading.Thread(target=store.storage.remove, args=(lease,)).start()
                 return words.build(ctx)
 
             assert not store.build(words, work=work).reused
-            assert store.record(words).attempt == 1
+            return store.record(words).attempt
+
+        with ThreadPoolExecutor(8) as threads:
+            assert list(threads.map(build, range(200))) == [1] * 200
 
 
 class Busy:

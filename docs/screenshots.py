@@ -41,7 +41,7 @@ def main() -> None:
     if not options.toys:
         prefix = read_environment().prefix
         with DagsterServer(ROOT, MARIN_PREFIX=prefix) as server, browser() as driver:
-            pictures_of_the_quickstart(Page(driver, server.url, options.out), options)
+            pictures_of_the_quickstart(Page(driver, server, options.out), options)
     with tempfile.TemporaryDirectory() as folder:
         laboratory = Laboratory(Path(folder))
         with laboratory.page(options.out) as page:

@@ -52,7 +52,7 @@ class Laboratory:
             "PYTHONDONTWRITEBYTECODE": "1",  # two edits within a second would be one
         }
         with DagsterServer(self.folder, **environment) as server, browser() as driver:
-            yield Page(driver, server.url, out)
+            yield Page(driver, server, out)
 
 
 def require_browser() -> None:

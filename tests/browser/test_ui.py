@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tests.browser import ui
-from tests.browser.ui import ended, until
+from tests.browser.ui import ended
 
 OLD, NEW = "seen@2026.01.01", "seen@2026.02.03"
 
@@ -64,7 +64,7 @@ def test_an_edited_recipe_shows_as_a_warning(page, laboratory):
 def test_a_training_is_followed_live_and_cancelled(page, laboratory):
     laboratory.edit(seconds=120)
     run = ui.materialize(page, "checkpoints", OLD)
-    values = until(
+    values = wait_for(
         lambda: (found := page.series("checkpoints", OLD, "train/loss"))[1:] and found,
         60,
         "two points of train/loss",
@@ -77,7 +77,7 @@ def test_a_training_is_followed_live_and_cancelled(page, laboratory):
     assert Path(f"/proc/{worker}").exists()
     ui.terminate(page, run)
     assert ended(page, run, 60) == "CANCELED"
-    until(lambda: not Path(f"/proc/{worker}").exists(), 15, f"the end of process {worker}")
+    wait_for(lambda: not Path(f"/proc/{worker}").exists(), 15, f"the end of process {worker}")
     page.open(f"/runs/{run}")
     page.shows("Canceled")
     laboratory.edit()

@@ -1,10 +1,8 @@
 """Turns intentions (look at the lineage, build a target) into clicks in Dagster's UI."""
 
 import contextlib
-import json
 import shutil
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,7 +22,7 @@ from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support import expected_conditions as expected
 from selenium.webdriver.support.ui import WebDriverWait
 
-from tests.browser.server import DIRECT
+from tests.dagster_server import DagsterServer, wait_for
 
 FLAGS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
@@ -60,9 +58,10 @@ T = TypeVar("T")
 class Page:
     """A browser, the server that it looks at, and the folder of its pictures."""
 
-    def __init__(self, driver: WebDriver, url: str, out: Path):
+    def __init__(self, driver: WebDriver, server: DagsterServer, out: Path):
         self.driver = driver
-        self.url = url
+        self.url = server.url
+        self._server = server
         self._out = out
 
     def open(self, path: str) -> None:
@@ -140,22 +139,14 @@ class Page:
         self.driver.save_screenshot(str(path))
         print(path)
 
-    def ask(self, query: str, **variables: Any) -> Any:
-        """The data of a GraphQL query, as the UI itself asks for it."""
-        body = json.dumps({"query": query, "variables": variables}).encode()
-        head = {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"{self.url}/graphql", body, head)
-        with DIRECT.open(request, timeout=30) as answer:
-            return json.load(answer)["data"]
-
     def runs(self) -> list[dict[str, Any]]:
         """The latest runs, newest first, with their tags as a mapping."""
-        rows = self.ask(RUNS)["runsOrError"]["results"]
+        rows = self._server.ask(RUNS)["runsOrError"]["results"]
         return [row | {"tags": {tag["key"]: tag["value"] for tag in row["tags"]}} for row in rows]
 
     def series(self, stage: str, key: str, label: str) -> list[float]:
         """The values of one number of a partition's observations, oldest first."""
-        found = self.ask(SERIES, key={"path": [stage]}, partitions=[key])["assetOrError"]
+        found = self._server.ask(SERIES, key={"path": [stage]}, partitions=[key])["assetOrError"]
         return [
             entry["floatValue"]
             for row in reversed(found["assetObservations"])
@@ -164,7 +155,7 @@ class Page:
         ]
 
     def backfills(self) -> list[dict[str, Any]]:
-        return self.ask(BACKFILLS)["partitionBackfillsOrError"]["results"]
+        return self._server.ask(BACKFILLS)["partitionBackfillsOrError"]["results"]
 
 
 @contextlib.contextmanager
@@ -178,17 +169,6 @@ def browser() -> Iterator[WebDriver]:
         yield driver
     finally:
         driver.quit()
-
-
-def until(condition: Callable[[], T], seconds: float, what: str) -> T:
-    """The first true value of a condition that is polled."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.3)
-    raise AssertionError(f"not within {seconds} s: {what}")
 
 
 def lineage(page: Page) -> None:
@@ -226,7 +206,7 @@ def materialize(page: Page, stage: str, key: str, look: Callable[[], None] | Non
     if look:
         look()
     page.click("//button[contains(., 'Launch 1 run')]")
-    return until(lambda: _new_run(page, stage, known), RUN_SECONDS, f"a run of {stage}")
+    return wait_for(lambda: _new_run(page, stage, known), RUN_SECONDS, f"a run of {stage}")
 
 
 def ended(page: Page, run_id: str, seconds: float = RUN_SECONDS) -> str:
@@ -236,7 +216,7 @@ def ended(page: Page, run_id: str, seconds: float = RUN_SECONDS) -> str:
         found = {run["runId"]: run["status"] for run in page.runs()}[run_id]
         return found if found in ENDED else ""
 
-    return until(status, seconds, f"the end of run {run_id}")
+    return wait_for(status, seconds, f"the end of run {run_id}")
 
 
 def live_plots(page: Page, stage: str) -> None:
@@ -272,7 +252,7 @@ def launchpad(page: Page, job: str, config: str) -> str:
         "document.querySelector('.CodeMirror').CodeMirror.setValue(arguments[0])", config
     )
     page.click("//button[not(@disabled)][contains(., 'Launch Run')]")
-    return until(lambda: _new_run(page, None, known), RUN_SECONDS, f"a run of {job}")
+    return wait_for(lambda: _new_run(page, None, known), RUN_SECONDS, f"a run of {job}")
 
 
 def backfill_ended(page: Page, backfill: str, seconds: float = RUN_SECONDS) -> str:
@@ -282,7 +262,7 @@ def backfill_ended(page: Page, backfill: str, seconds: float = RUN_SECONDS) -> s
         found = {row["id"]: row["status"] for row in page.backfills()}[backfill]
         return found if found.startswith(("COMPLETED", "FAILED", "CANCELED")) else ""
 
-    return until(status, seconds, f"the end of backfill {backfill}")
+    return wait_for(status, seconds, f"the end of backfill {backfill}")
 
 
 def _new_run(page: Page, stage: str | None, known: set[str]) -> str:

@@ -125,16 +125,17 @@ class Meeting(Documents):
 
 
 def meeting(version: str) -> tuple[Recipe, ...]:
-    """Builds that succeed only side by side, one whose process dies, and one without a partner."""
+    """Builds that succeed only side by side, one whose process dies then, and a lonely one."""
     words = Words(name="toy", version=version, words=("one", "two"))
     made = {"name": "meeting", "version": version, "documents": words}
     left, right = (
         Meeting(**{**made, "name": name}, other=other)
         for name, other in (("left", "right"), ("right", "left"))
     )
-    doomed = Meeting(**{**made, "name": "doomed"}, other="left", ending="kill")
+    doomed = Meeting(**{**made, "name": "doomed"}, other="partner", ending="kill")
+    partner = Meeting(**{**made, "name": "partner"}, other="doomed")
     lonely = Meeting(**{**made, "name": "lonely"}, other="nobody")
-    return Joined(name="meeting", version=version, parts=(left, right)), doomed, lonely
+    return Joined(name="meeting", version=version, parts=(left, right)), doomed, partner, lonely
 
 
 VERSIONS = ("dev", "2026.01.01", "2026.02.03")

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from tests.browser import ui
 from tests.browser.ui import ended
+from tests.dagster_server import wait_for
 
 OLD, NEW = "seen@2026.01.01", "seen@2026.02.03"
 

@@ -63,14 +63,14 @@ def test_several_targets_share_one_plan_and_each_artifact_is_built_once(folder, 
 
 
 def test_a_step_whose_process_is_killed_fails_alone_and_says_so(folder, prefix):
-    code, output = build(folder, "filtered/doomed@dev", "filtered/left@dev", "filtered/right@dev")
+    code, output = build(folder, "filtered/doomed@dev", "filtered/partner@dev")
     assert code == 1
     assert (
         "filtered/doomed@dev failed: killed: the process of its run was ended by SIGKILL" in output
     )
     store = Store(prefix)
     assert store.record(find("filtered/doomed@dev")) is None
-    assert store.record(find("raw/toy@dev")) is not None
+    assert store.record(find("filtered/partner@dev")) is not None
     with instance(folder) as opened:
         states = {run.tags["marin/artifact"]: run.status for run in _steps(opened)}
     assert states["filtered/doomed__dev"] == dg.DagsterRunStatus.FAILURE

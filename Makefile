@@ -34,8 +34,7 @@ lint:
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 test:
-	$(BIN)/python -m pytest tests/unit tests/integration tests/export -n 2 --dist loadgroup
-	$(BIN)/python -m pytest tests/browser
+	$(BIN)/python -m pytest tests/unit tests/integration tests/export tests/browser -n 2 --dist loadgroup
 	$(BIN)/python -m pytest tests/e2e
 
 soak:  # what takes too long for every change: 60 kills at random points

@@ -18,7 +18,7 @@ def speaking() -> None:
 
 
 def test_the_compute_logs_of_the_guide_reach_the_bucket(google, tmp_path, monkeypatch):
-    (block,) = [block for block in FILES if block.info == "file=dagster.yaml"]
+    (block,) = [found for found in FILES if found.page == "docs/how-to/use-object-storage.md"]
     home = tmp_path / "home"
     home.mkdir()
     (home / "dagster.yaml").write_text(block.text)

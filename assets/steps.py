@@ -215,16 +215,18 @@ def _serve(connection: Connection, ref: Any, workers: int) -> None:
 
 
 class _Relay:
-    """Sends progress to the parent."""
+    """Sends progress to the parent, as long as it listens."""
 
     def __init__(self, connection: Connection):
         self._connection = connection
 
     def progress(self, line: str) -> None:
-        self._connection.send(line)
+        with suppress(ConnectionError):
+            self._connection.send(line)
 
     def event(self, line: str) -> None:
-        self._connection.send(line)
+        with suppress(ConnectionError):
+            self._connection.send(line)
 
 
 @functools.lru_cache(maxsize=1)

@@ -11,8 +11,6 @@ share one, and a later attempt has a higher number.
 import dataclasses
 import json
 import logging
-import os
-import socket
 import threading
 import time
 import traceback
@@ -23,7 +21,7 @@ from types import TracebackType
 from typing import Any
 
 from marin_dagster.failure import evidence_of, message_of, reason_of
-from marin_dagster.process import process_exists
+from marin_dagster.process import ProcessId
 from marin_dagster.recipe import StageError
 from marin_dagster.storage import Storage
 
@@ -47,6 +45,9 @@ class AttemptInfo:
     fingerprint: str
     host: str
     pid: int
+    boot: str = ""  # with the next two: which process of that number
+    namespace: str = ""
+    process_started: str = ""
     run_id: str | None = None
     started: float
     heartbeat: float
@@ -212,13 +213,16 @@ def start_attempt(
             if not _bury(storage, folder, last.number, is_stale):
                 continue  # it lives after all, or another builder was faster
         number = max(above, last.number if last else 0) + 1
-        now = time.time()
+        now, own = time.time(), ProcessId.own()
         info = AttemptInfo(
             number=number,
             state=RUNNING,
             fingerprint=fingerprint,
-            host=socket.gethostname(),
-            pid=os.getpid(),
+            host=own.host,
+            pid=own.pid,
+            boot=own.boot,
+            namespace=own.namespace,
+            process_started=own.started,
             run_id=run_id,
             started=now,
             heartbeat=now,
@@ -282,8 +286,15 @@ def log_path(folder: str, number: int) -> str:
 
 
 def process_is_gone(info: AttemptInfo) -> bool:
-    """True when the attempt ran on this host and its process does not exist any more."""
-    return info.host == socket.gethostname() and not process_exists(info.pid)
+    """True when it can be told from here that the attempt's process does not exist any more."""
+    process = ProcessId(
+        host=info.host,
+        boot=info.boot,
+        namespace=info.namespace,
+        pid=info.pid,
+        started=info.process_started,
+    )
+    return process.lives() is False
 
 
 def _bury(

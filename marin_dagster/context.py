@@ -2,11 +2,12 @@
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from marin_dagster import record as records
-from marin_dagster.attempt import Attempt, attempts_of
+from marin_dagster.attempt import SUCCEEDED, Attempt, AttemptInfo, attempts_of
 from marin_dagster.code import code_digest
 from marin_dagster.publish import publish
 from marin_dagster.recipe import Placement, Recipe, StageError, Summary
@@ -14,6 +15,8 @@ from marin_dagster.record import Record
 
 if TYPE_CHECKING:
     from marin_dagster.store import Store
+
+READ_SECONDS = 86_400.0  # whoever had begun to read a replaced artifact has that long
 
 Progress = Callable[[float, float | None, str, Mapping[str, float]], None]
 Log = Callable[[str], None]
@@ -108,14 +111,22 @@ class BuildContext:
         return self.inputs[recipe.address]
 
     def _clear_leftovers(self, folder: str) -> None:
-        """Removes the files of attempts that are over, but not those of the current artifact.
+        """Removes the files of attempts that are over, but none that somebody may still read.
 
         An attempt that was buried on suspicion may live, and commit before this one does: its files
-        stay until `marin gc`.
+        stay until `marin gc`. So do those that a new version replaced a short while ago.
         """
-        storage = self.store.storage
-        over = {info.number for info in attempts_of(storage, folder) if info.over}
-        over.discard(self.store.recorded_attempt(self.recipe))
-        for name in storage.names(folder):
-            if name.isdigit() and int(name) in over:
-                storage.remove(f"{folder}/{name}")
+        try:
+            record = self.store.record(self.recipe)
+        except StageError:  # whose files are the artifact's cannot be known
+            return
+        for info in attempts_of(self.store.storage, folder):
+            if info.over and not still_read(info, record):
+                self.store.storage.remove(f"{folder}/{info.number:04d}")
+
+
+def still_read(info: AttemptInfo, record: Record | None) -> bool:
+    """Whether the files of an attempt are the artifact's, or were until a short while ago."""
+    if record is None or info.number == record.attempt:
+        return record is not None
+    return info.state == SUCCEEDED and time.time() - record.ended < READ_SECONDS

@@ -89,7 +89,7 @@ def _positive(name: str, default: int) -> int:
     text = os.environ.get(name)
     if not text:
         return default
-    if not text.isdigit() or int(text) < 1:
+    if not (text.isascii() and text.isdigit()) or int(text) < 1:
         raise ValueError(f"{name}={text!r} is not a positive whole number")
     return int(text)
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]*")
-CALENDAR = re.compile(r"(\d{4})\.(\d\d)\.(\d\d)(\.\d+)?")
+CALENDAR = re.compile(r"([0-9]{4})\.([0-9]{2})\.([0-9]{2})(\.[1-9][0-9]*)?")
 DEV = "dev"
 REASONS = (
     "oom",

@@ -21,6 +21,10 @@ from marin_dagster.recipe import Counts, Recipe, StageError, Summary
 
 FORMAT = 1
 RECORD = ".artifact.json"
+PARTS = {
+    **dict.fromkeys(("payload", "code", "libraries", "provenance", "summary"), dict),
+    **dict.fromkeys(("files", "inputs", "attempts"), list),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +90,9 @@ class Record:
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             found = data.get("format") if isinstance(data, dict) else None
             raise ValueError(f"format={found!r} of the record is not {FORMAT}")
+        for name, kind in PARTS.items():
+            if not isinstance(data.get(name), kind):
+                raise ValueError(f"{name} of the record is no {kind.__name__}")
         data["summary"] = summary_from(data["summary"])
         data["files"] = tuple(File(**file) for file in data["files"])
         data["inputs"] = tuple(Input(**item) for item in data["inputs"])

@@ -34,7 +34,7 @@ class Storage:
                 "URL such as gs://bucket/path"
             )
         self.patience_seconds = patience_seconds
-        self._open_backend = opener(self.prefix)
+        self._open_backend = opener(prefix if self.prefix.endswith(":") else self.prefix)
         self._opened: tuple[int, Backend] | None = None
 
     @property

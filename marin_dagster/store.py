@@ -5,6 +5,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -228,18 +229,21 @@ class Store:
         progress: Progress | None = None,
         log: Log | None = None,
         adopted: Mapping[str, Any] | None = None,
+        inputs: Mapping[str, tuple[Record, str]] | None = None,
     ) -> Outcome:
         """Makes the artifact unless it is there: the one way to build.
 
         `work` runs the recipe elsewhere; by default `recipe.build` runs here. When another process
         builds the same address, waits for it and reuses what it made. `adopted` says where data
         comes from that `work` only copies: inputs may then be absent, and no code made it.
+        `inputs` are what was read if that is known already, as when a build publishes on its way.
 
         Raises StageError when an input is missing or damaged, when the store cannot be written,
         when drift is refused, and whatever the recipe raises.
         """
         say = log or (lambda message: None)
-        found = self._admit(recipe, force, run_id, say, adopted is not None)
+        known = adopted is not None or inputs is not None
+        found = self._admit(recipe, force, run_id, say, known)
         if isinstance(found, Outcome):
             return found
         attempt, judgement, region = found.attempt, found.judgement, found.region
@@ -253,7 +257,7 @@ class Store:
             context = BuildContext(
                 store=self,
                 recipe=recipe,
-                inputs=self._inputs(recipe, complete_only=adopted is not None),
+                inputs=inputs or self._inputs(recipe, complete_only=adopted is not None),
                 attempt=attempt,
                 placement=placement or Placement(),
                 on_progress=progress,
@@ -269,13 +273,18 @@ class Store:
                 context.close()
             if not committed:
                 return self._overtaken(recipe)
-            context.forget_work()
+            with suppress(StageError):  # another attempt has begun, and works there now
+                attempt.check()
+                context.forget_work()
         return Outcome(record=record, judgement=judgement)
 
     def _admit(
-        self, recipe: Recipe, forced: bool, run_id: str | None, say: Log, adopted: bool
+        self, recipe: Recipe, forced: bool, run_id: str | None, say: Log, known: bool
     ) -> "Outcome | _Start":
-        """Waits until the artifact is complete, or until this build holds its address."""
+        """Waits until the artifact is complete, or until this build holds its address.
+
+        `known`: what it is made from need not be looked at.
+        """
         while True:
             judgement = judge(self, recipe, force=forced)
             if judgement.action == REUSE:
@@ -287,14 +296,18 @@ class Store:
                     "bad_input", damage_message(self.url(recipe), recipe, [judgement.reason])
                 )
             region = region_note(self.storage, self._region, allow=self._cross_region)
-            for item in () if adopted else recipe.inputs:
-                self.read_input(item)
-            self._refuse_drift_behind(recipe)
+            if not known:
+                for item in recipe.inputs:
+                    self.read_input(item)
+                self._refuse_drift_behind(recipe)
+            path = f"{self.folder(recipe)}/{RECORD}"
+            before = self.storage.read(path)
             attempt = self._start(recipe, run_id)
             if isinstance(attempt, Attempt):
                 return _Start(attempt, judgement, region, forced)
             self._wait(recipe, attempt, say)
-            forced = False
+            if self.storage.read(path) != before and not known:
+                forced = False  # what it waited for is as new as what it would make
 
     def _inputs(self, recipe: Recipe, *, complete_only: bool) -> dict[str, tuple[Record, str]]:
         """Record and local folder of each input, as they are now, by address."""
@@ -306,7 +319,12 @@ class Store:
 
     def _reuse(self, recipe: Recipe, judgement: Judgement) -> Outcome:
         record = self.record(recipe)
-        assert record is not None
+        if record is None:
+            raise StageError(
+                "error",
+                f"the record of {recipe.address} at {self.url(recipe)} was removed while it was "
+                "looked at; build it again",
+            )
         return Outcome(record=record, judgement=judgement)
 
     def _overtaken(self, recipe: Recipe) -> Outcome:
@@ -323,7 +341,11 @@ class Store:
     def _start(self, recipe: Recipe, run_id: str | None) -> Attempt | AttemptInfo:
         folder = self.folder(recipe)
         try:
-            taken = [int(name) for name in self.storage.names(folder) if name.isdigit()]
+            taken = [
+                int(name)
+                for name in self.storage.names(folder)
+                if name.isascii() and name.isdigit()
+            ]
             return start_attempt(
                 self.storage,
                 folder,

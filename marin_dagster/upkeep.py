@@ -4,7 +4,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
@@ -12,9 +12,9 @@ from pathlib import Path
 from fsspec.core import url_to_fs
 
 from marin_dagster import record as records
-from marin_dagster.attempt import ATTEMPTS, RUNNING, AttemptInfo, attempts_of
+from marin_dagster.attempt import ATTEMPTS, RUNNING, AttemptInfo, attempts_of, read_attempt
 from marin_dagster.backends.local import TEMPORARY
-from marin_dagster.context import BuildContext
+from marin_dagster.context import BuildContext, still_read
 from marin_dagster.recipe import Recipe, StageError, Summary
 from marin_dagster.record import RECORD, Record
 from marin_dagster.store import Outcome, Store
@@ -46,10 +46,9 @@ def leftovers(store: Store, pattern: str = "*") -> Iterator[Leftover]:
             continue  # whose files are the artifact's cannot be known
         yield from _attempt_files(store, folder, attempts, record)
         yield from _uploads(store, folder, attempts)
-        live = any(info.state == RUNNING and not info.over for info in attempts.values())
-        if record is not None and not live:
+        if record is not None and not _live(store, folder):
             yield from _work(store, folder)
-        yield from _outputs(store, folder, attempts)
+        yield from _outputs(store, folder)
         if store.storage.local:
             for place in (folder, f"{folder}/{ATTEMPTS}"):
                 yield from _parts(Path(store.storage.full(place)), "*", "unfinished write")
@@ -82,7 +81,7 @@ def adopt(store: Store, recipe: Recipe, source: str, *, force: bool = False) -> 
     `source` is a folder or any fsspec URL of one. Raises ValueError when there is no file in it, or
     when the artifact is complete and `force` is not given.
     """
-    if store.record(recipe) is not None and not force:
+    if not force and store.record(recipe) is not None:
         raise ValueError(
             f"{recipe.address} is complete at {store.url(recipe)}; use --force to replace it by "
             f"{source}"
@@ -144,13 +143,15 @@ def _attempt_files(
     store: Store, folder: str, attempts: dict[int, AttemptInfo], record: Record | None
 ) -> Iterator[Leftover]:
     for name in store.storage.names(folder):
-        if not name.isdigit() or (record is not None and int(name) == record.attempt):
+        if not (name.isascii() and name.isdigit()) or (
+            record is not None and int(name) == record.attempt
+        ):
             continue
         entries = store.storage.walk(f"{folder}/{name}")
         info = attempts.get(int(name))
-        if info is not None and not info.over:
+        if info is not None and (not info.over or still_read(info, record)):
             continue
-        newest = max((entry.modified for entry in entries), default=0.0)
+        newest = max((entry.modified for entry in entries), default=time.time())
         if info is None and time.time() - newest < QUIET_SECONDS:
             continue
         what = "an attempt without a file of its own" if info is None else _ending(info)
@@ -158,8 +159,26 @@ def _attempt_files(
             what=f"files of {what}",
             where=store.storage.url(f"{folder}/{name}"),
             bytes=sum(entry.bytes for entry in entries),
-            remove=partial(store.storage.remove, f"{folder}/{name}"),
+            remove=partial(_remove_attempt, store, folder, int(name)),
         )
+
+
+def _remove_attempt(store: Store, folder: str, number: int) -> None:
+    """Removes the files of an attempt, unless one of that number has begun meanwhile."""
+    info = read_attempt(store.storage, folder, number)
+    if info is None or info.over:
+        store.storage.remove(f"{folder}/{number:04d}")
+
+
+def _live(store: Store, folder: str) -> bool:
+    """Whether somebody builds there now."""
+    found = attempts_of(store.storage, folder)
+    return any(info.state == RUNNING and not info.over for info in found)
+
+
+def _unless_live(store: Store, folder: str, remove: Callable[[], None]) -> None:
+    if not _live(store, folder):
+        remove()
 
 
 def _ending(info: AttemptInfo) -> str:
@@ -189,19 +208,27 @@ def _work(store: Store, folder: str) -> Iterator[Leftover]:
                 what="what a complete artifact was resumed from",
                 where=store.storage.url(f"{folder}/.work"),
                 bytes=sum(entry.bytes for entry in entries),
-                remove=partial(store.storage.remove, f"{folder}/.work"),
+                remove=partial(
+                    _unless_live, store, folder, partial(store.storage.remove, f"{folder}/.work")
+                ),
             )
         return
     path = Path(store.cache, "work", folder)
     if path.exists():
-        yield _local("what a complete artifact was resumed from", path)
+        found = _local("what a complete artifact was resumed from", path)
+        yield replace(found, remove=partial(_unless_live, store, folder, found.remove))
 
 
-def _outputs(store: Store, folder: str, attempts: dict[int, AttemptInfo]) -> Iterator[Leftover]:
-    """What killed builds on this machine would have uploaded."""
+def _outputs(store: Store, folder: str) -> Iterator[Leftover]:
+    """What killed builds on this machine would have uploaded; the folder names their attempt."""
     for path in Path(store.cache, "out", folder).glob("*-*"):
-        info = attempts.get(int(path.name.partition("-")[0]))
-        if info is None or info.over:
+        number, _, token = path.name.partition("-")
+        info = read_attempt(store.storage, folder, int(number))
+        if info is not None and info.token.startswith(token):
+            left = info.over
+        else:
+            left = time.time() - path.stat().st_mtime > QUIET_SECONDS
+        if left:
             yield _local("output of a killed build", path)
 
 

@@ -96,7 +96,9 @@ def opener(prefix: str) -> Callable[[], Backend]:
 
     Raises ValueError for a protocol that lacks the atomic operations of `Backend`.
     """
-    protocol, _ = split_protocol(prefix)
+    protocol, rest = split_protocol(prefix)
+    if protocol is not None and not rest.strip("/"):
+        raise ValueError(f"prefix={prefix!r} names no bucket; write {protocol}://bucket/path")
     if protocol in (None, "file", "local"):
         from marin_dagster.backends.local import LocalBackend
 
@@ -122,9 +124,17 @@ def bucket_of(prefix: str) -> tuple[str, str]:
 
 
 def _google(prefix: str) -> Backend:
+    from google.auth.exceptions import GoogleAuthError
+
     from marin_dagster.backends.gcs import GoogleBackend
 
-    return GoogleBackend(prefix)
+    try:
+        return GoogleBackend(prefix)
+    except GoogleAuthError as error:
+        raise ValueError(
+            f"prefix={prefix!r} cannot be opened: {error}; log in with `gcloud auth "
+            "application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS"
+        ) from error
 
 
 def _s3(prefix: str) -> Backend:

@@ -238,11 +238,14 @@ class WarcRecorder:
         self.job = _job(crawler)
         self._file = open(self.job["raw"], "wb")  # noqa: SIM115
         self._writer = WARCWriter(self._file, gzip=True)
-        crawler.signals.connect(self._file.close, signal=signals.spider_closed, weak=False)
+        crawler.signals.connect(self._close, signal=signals.spider_closed)
 
     @classmethod
     def from_crawler(cls, crawler: Crawler) -> "WarcRecorder":
         return cls(crawler)
+
+    def _close(self) -> None:
+        self._file.close()
 
     def process_response(self, request: Request, response: Response) -> Response:
         if _is_robots(request):

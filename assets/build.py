@@ -74,9 +74,10 @@ def _build(
         if result.failure is not None:
             failed.append(result)
             continue
-        announce(context, f"      {recipe.address}: {_outcome(opened, recipe)}, {result.seconds} s")
         record = opened.record(recipe)
         made = record is not None and record.run_id == result.run_id
+        what = f"{_outcome(opened, recipe)}, {result.seconds} s" if made else "reused"
+        announce(context, f"      {recipe.address}: {what}")
         rows.append(_row(recipe, "built" if made else "reused", result.seconds))
     if failed:
         message = "\n".join(_failure(opened, find(one.address), one) for one in failed)
@@ -139,7 +140,8 @@ def _row(recipe: Recipe, was: str, seconds: float = 0.0) -> dict[str, Any]:
 
 def _failure(store: Store, recipe: Recipe, result: StepResult) -> str:
     last = store.last_attempt(recipe)
-    log = f" (log: {store.log_url(recipe, last.number)})" if last else ""
+    own = last is not None and last.run_id == result.run_id
+    log = f" (log: {store.log_url(recipe, last.number)})" if last and own else ""
     return f"{recipe.address} failed: {result.failure}{log}; its run is {result.run_id}"
 
 

@@ -11,7 +11,7 @@ from dagster._core.execution.backfill import BulkActionsFilter, BulkActionStatus
 from dagster._core.utils import make_new_backfill_id
 
 from assets import ASSETS
-from assets.stage import tag_value
+from assets.stage import TARGET_TAG, tag_value
 from marin_dagster.experiments import catalog
 from marin_dagster.plan import DAMAGED, plan
 from marin_dagster.recipe import Recipe
@@ -47,7 +47,8 @@ def submit(context: dg.OpExecutionContext, config: Targets, store: StoreResource
     if backfill is not None:
         context.log.info(f"backfill {backfill} builds all of this already; nothing was submitted")
     else:
-        backfill = submit_backfill(context.instance, config.targets, missing)
+        title = f"build {', '.join(config.targets)}"
+        backfill = submit_backfill(context.instance, title, wanted[0], missing)
         names = ", ".join(recipe.address for recipe in missing)
         context.log.info(f"backfill {backfill}: {names}")
     context.add_output_metadata(
@@ -82,7 +83,7 @@ def _partitions_of(backfill: PartitionBackfill) -> Iterator[AssetKeyPartitionKey
 
 
 def submit_backfill(
-    instance: dg.DagsterInstance, targets: list[str], recipes: Iterable[Recipe]
+    instance: dg.DagsterInstance, title: str, target: Recipe, recipes: Iterable[Recipe]
 ) -> str:
     """Queues one backfill and returns its id. Dagster has no public function for this."""
     subset = AssetGraphSubset.from_asset_partition_set(
@@ -92,10 +93,10 @@ def submit_backfill(
     backfill = PartitionBackfill.from_asset_graph_subset(
         backfill_id=make_new_backfill_id(),
         backfill_timestamp=time.time(),
-        tags={"marin/target": tag_value(targets[0])} if len(targets) == 1 else {},
+        tags={TARGET_TAG: tag_value(target.address)},
         dynamic_partitions_store=instance,
         asset_graph_subset=subset,
-        title=f"build {', '.join(targets)}".replace("*", "…")[:100],  # Dagster allows no more
+        title=title.replace("*", "…")[:100],  # Dagster allows no more
         description=None,
         run_config=None,
     )

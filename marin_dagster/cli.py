@@ -161,6 +161,15 @@ def _print_plan(store: Store, recipes: Sequence[Recipe], force: bool) -> None:
         console.print(line, markup=False)
     for address, judgement in drift_behind(store, recipes, steps).items():
         console.print(f"behind a reused artifact: {address}  {describe(judgement)}", style="yellow")
+    if store.drift == "error":
+        drifted = [
+            step for step in steps.values() if step.judgement.drifted or step.judgement.stale
+        ]
+        for step in drifted:
+            if not step.runs:
+                console.print(
+                    f"MARIN_DRIFT=error refuses to reuse {step.recipe.address}", style="red"
+                )
     damaged = [step for step in steps.values() if step.judgement.action == DAMAGED]
     if damaged:
         names = ", ".join(step.recipe.address for step in damaged)

@@ -69,7 +69,10 @@ def renew(
     """
     module = _modules().get(name)
     recurs = _recurrence(name, module) if module else None
-    if module is None or recurs is None:
+    if module is None:
+        known = ", ".join(_modules())
+        raise ValueError(f"experiment={name!r} is not installed; there are {known}")
+    if recurs is None:
         raise ValueError(
             f"experiment={name!r} is not one of those that recur ({', '.join(recurring())}); "
             "define RECURS in its module, or add the version to VERSIONS there"

@@ -12,6 +12,7 @@ import pytest
 from boto3.session import Session
 from click.testing import CliRunner, Result
 
+from marin_dagster import upkeep
 from marin_dagster.cli import main
 from marin_dagster.experiments import find
 from marin_dagster.recipe import StageError
@@ -80,6 +81,32 @@ def test_gc_leaves_a_live_attempt_and_other_addresses_alone(store):
         store.build(WORDS, work=look)
     assert "0 leftovers" in marin("gc", "text/*").output
     assert "1 leftovers" in marin("gc", "raw/toy@*").output
+
+
+def test_gc_removes_nothing_of_a_build_that_began_while_it_looked(store):
+    with pytest.raises(StageError, match="on purpose"):
+        store.build(WORDS, work=_fail)
+    store.storage.write(f"{store.folder(WORDS)}/0001/half.txt", b"half")
+
+    def look(ctx):
+        Path(ctx.out, "words.txt").write_text("x")
+        for item in found:
+            item.remove()
+        assert Path(ctx.out, "words.txt").exists()
+        assert Path(ctx.work).exists()
+        return WORDS.build(ctx)
+
+    looking = upkeep.leftovers(store)
+    found = [next(looking)]  # it has read the attempts of this address by now
+    record = store.build(WORDS, work=look).record
+    found += list(looking)
+    for item in found:
+        item.remove()
+    assert store.damage(WORDS, record, checksums=True) == []
+
+
+def _fail(ctx):
+    raise StageError("error", "on purpose")
 
 
 KILLED = """

@@ -1,17 +1,20 @@
 """What a build publishes on its way, through a real store and real kills."""
 
+import json
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from marin_dagster.attempt import attempt_path
 from marin_dagster.plan import DAMAGED, describe, plan
-from marin_dagster.recipe import StageError, walk
+from marin_dagster.recipe import StageError, Summary, walk
 from marin_dagster.store import Store
 from marin_dagster.training.snapshot import Snapshot, snapshot_of
 from tests.integration.lab import FIRST, Score, Training
+from tests.toys import Words
 
 RUN = Training(name="live", version=FIRST, snapshots=(2, 4))
 EARLY, LATE = RUN.makes
@@ -137,3 +140,44 @@ def test_a_new_snapshot_of_a_dev_run_does_not_wait_for_the_end_of_its_training(s
     assert plan(store, [changed])[changed.address].runs
     steps = plan(store, [Score(name="early", version="dev", checkpoint=early)])
     assert [address for address, step in steps.items() if step.runs] == ["evals/early@dev"]
+
+
+def test_a_run_that_was_overtaken_does_not_replace_what_its_successor_published(tmp_path):
+    store = Store(str(tmp_path), heartbeat_seconds=30)
+    successor = Store(str(tmp_path), stale_seconds=0.0)
+
+    def silent(ctx):
+        path = Path(store.storage.full(attempt_path(store.folder(RUN), 1)))
+        info = json.loads(path.read_text())
+        path.write_text(json.dumps({**info, "host": "elsewhere", "heartbeat": 0.0}))
+        published.append(successor.build(RUN) and successor.record(EARLY))
+        Path(ctx.work, "draft").mkdir(parents=True)
+        Path(ctx.work, "draft", "model.txt").write_text("late\n")
+        ctx.publish(EARLY, str(Path(ctx.work, "draft")), Summary(numbers={}))
+        raise AssertionError("unreachable")
+
+    published = []
+    with pytest.raises(StageError, match="another one took over"):
+        store.build(RUN, work=silent)
+    assert store.record(EARLY) == published[0]
+
+
+def test_a_snapshot_names_the_input_that_its_run_has_read(store):
+    words = Words(name="toy", version="dev", words=("one",))
+    run = Reading(name="live", version="dev", snapshots=(2,), documents=words)
+    read = store.build(words).record
+
+    def work(ctx):
+        Store(store.prefix).build(replace(words, words=("other",)))
+        return run.build(ctx)
+
+    record = store.build(run, work=work).record
+    assert [item.digest for item in record.inputs] == [read.digest]
+    assert store.record(run.makes[0]).inputs == record.inputs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading(Training):
+    """A training with an input."""
+
+    documents: Words

@@ -6,12 +6,13 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from marin_dagster.attempt import attempt_path
+from marin_dagster.attempt import attempt_path, process_is_gone
 from marin_dagster.plan import plan
 from marin_dagster.recipe import Counts, StageError, Summary, walk
 from marin_dagster.record import RECORD
@@ -357,3 +358,64 @@ def test_the_record_names_the_input_that_was_read_though_it_was_rebuilt_meanwhil
     assert [item.digest for item in record.inputs] == [read.digest]
     assert Path(store.data_url(upper, record), "words.txt").read_text() == "ONE\nTWO\n"
     assert plan(store, [upper])[upper.address].judgement.stale
+
+
+def test_a_rebuilt_input_stays_readable_for_who_had_begun_to_read_it(tmp_path):
+    store = Store(str(tmp_path))
+    before = store.build(WORDS).record
+    for _ in range(2):
+        store.build(WORDS, force=True)
+    assert store.damage(WORDS, before, checksums=True) == []
+
+
+def test_a_forced_build_that_fails_leaves_the_files_of_a_record_it_cannot_read(tmp_path):
+    store = Store(str(tmp_path))
+    record = store.build(WORDS).record
+    Path(store.url(WORDS), RECORD).write_text('{"format": 99}')
+    with pytest.raises(StageError, match="on purpose"):
+        store.build(WORDS, force=True, work=_fail)
+    assert Path(store.data_url(WORDS, record), "words.txt").read_text() == "one\ntwo\n"
+
+
+@pytest.mark.parametrize("part", ["payload", "code", "inputs", "summary"])
+def test_a_record_with_a_part_of_another_type_is_damage(tmp_path, part):
+    store = Store(str(tmp_path))
+    store.build(WORDS)
+    path = Path(store.url(WORDS), RECORD)
+    path.write_text(json.dumps({**json.loads(path.read_text()), part: None}))
+    judgement = plan(store, [WORDS])[WORDS.address].judgement
+    assert judgement.action == "damaged"
+    assert part in judgement.reason
+
+
+def test_an_attempt_of_another_process_namespace_is_not_taken_for_dead(tmp_path):
+    store = Store(str(tmp_path), stale_seconds=1000)
+    store.build(WORDS)
+    path = Path(store.url(WORDS), ".attempts", "0001.json")
+    info = json.loads(path.read_text())
+    other = {"state": "running", "ended": None, "pid": 2**22 + 1, "namespace": "pid:[1]"}
+    path.write_text(json.dumps({**info, **other}))
+    assert not process_is_gone(store.last_attempt(WORDS))
+
+
+def test_a_forced_build_that_waited_for_one_that_failed_builds(tmp_path):
+    store = Store(str(tmp_path), poll_seconds=0.01)
+    store.build(WORDS)
+
+    results = []
+    pool = ThreadPoolExecutor()
+    said = []
+
+    def start_other(ctx):
+        results.append(
+            pool.submit(
+                Store(str(tmp_path), poll_seconds=0.01).build, WORDS, force=True, log=said.append
+            )
+        )
+        while not any("waiting for it" in line for line in said):
+            time.sleep(0.01)
+        raise StageError("error", "on purpose")
+
+    with pytest.raises(StageError, match="on purpose"):
+        store.build(WORDS, force=True, work=start_other)
+    assert results[0].result(timeout=30).record.attempt == 3

@@ -4,6 +4,7 @@ import functools
 import multiprocessing
 import os
 import signal
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -181,7 +182,8 @@ class _Worker:
     def __init__(self, instance: dg.DagsterInstance, workers: int):
         spawn = multiprocessing.get_context("spawn")
         self.connection, theirs = spawn.Pipe()
-        self.process = spawn.Process(target=_serve, args=(theirs, instance.get_ref(), workers))
+        what = (theirs, instance.get_ref(), workers, sys.orig_argv)
+        self.process = spawn.Process(target=_serve, args=what)
         self.process.start()
         theirs.close()
 
@@ -199,8 +201,9 @@ class _Worker:
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
 
 
-def _serve(connection: Connection, ref: Any, workers: int) -> None:
+def _serve(connection: Connection, ref: Any, workers: int, command: list[str]) -> None:
     """The life of a worker process."""
+    sys.orig_argv = command  # records name what a person has typed
     os.setsid()  # Ctrl-C in a terminal reaches the parent alone, which ends its workers in order
     die_with_parent()
     warnings.filterwarnings("ignore")

@@ -1,5 +1,6 @@
 """Turns "too many requests" and "slow down" into waiting, up to a limit."""
 
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -9,6 +10,9 @@ from marin_dagster.backends.base import Backend
 
 FIRST_WAIT_SECONDS = 0.2
 LONGEST_WAIT_SECONDS = 16.0
+TOLD_SECONDS = 5.0  # nobody need know of shorter waits
+
+logger = logging.getLogger(__name__)
 
 
 class StorageError(OSError):
@@ -24,7 +28,7 @@ def patiently(
     """
     started = time.monotonic()
     longest = FIRST_WAIT_SECONDS
-    tries = 0
+    tries, told = 0, False
     while True:
         tries += 1
         try:
@@ -37,7 +41,11 @@ def patiently(
             if spent + wait > limit_seconds:
                 raise StorageError(
                     f"{where}: still refused after {tries} tries in {spent:.0f} s, the limit is "
-                    f"{limit_seconds:.0f} s: {error}; run again when the store is less busy"
+                    f"{limit_seconds:.0f} s: {error}; see whether it can be reached, or run again "
+                    "when it is less busy"
                 ) from error
+            if not told and spent > TOLD_SECONDS:
+                told = True
+                logger.warning("%s: %s; trying for up to %.0f s", where, error, limit_seconds)
         time.sleep(wait)
         longest = min(longest * 2, LONGEST_WAIT_SECONDS)

@@ -34,7 +34,10 @@ def add_version(
     """Adds the new version, shows it in the UI, and returns the addresses of its targets."""
     run = context.run
     occasion = config.occasion or run.tags.get(ROOT_RUN_TAG, run.run_id)
-    targets = [recipe.address for recipe in renew(config.experiment, occasion=occasion)]
+    try:
+        targets = [recipe.address for recipe in renew(config.experiment, occasion=occasion)]
+    except ValueError as error:
+        raise dg.Failure(str(error), metadata={"reason": "bad_input"}) from error
     context.log.info(f"{config.experiment}: new version with the targets {', '.join(targets)}")
     origin = run.remote_job_origin
     fault = webserver.reload(origin.location_name if origin else LOCATION)

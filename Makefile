@@ -34,11 +34,11 @@ lint:
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 test:
-	$(BIN)/python -m pytest tests/unit tests/integration tests/export tests/browser -n 2 --dist loadgroup
+	$(BIN)/python -m pytest tests/unit tests/integration tests/export tests/browser -n 3 --dist loadgroup
 	$(BIN)/python -m pytest tests/e2e
 
 soak:  # what takes too long for every change: 60 kills at random points
-	KILLS=3 $(BIN)/python -m pytest -s tests/e2e/test_random_kills.py
+	KILLS=3 LAST=reports/quickstart@dev $(BIN)/python -m pytest -s tests/e2e/test_random_kills.py
 
 clean:
 	rm -rf $(VENV) .dagster

@@ -1,6 +1,7 @@
 """Turns a finished build into its record: what was made, from what, by which code, and how."""
 
 import dataclasses
+import functools
 import getpass
 import hashlib
 import json
@@ -169,8 +170,12 @@ def user() -> str:
         return str(os.getuid())
 
 
+@functools.lru_cache(maxsize=1)
 def _git() -> dict[str, Any] | None:
-    """Commit and dirty flag of the checkout that this code runs from; None outside of one."""
+    """Commit and dirty flag of the checkout that this code runs from; None outside of one.
+
+    Asked once: a process goes on with the code that it has loaded.
+    """
     where = Path(__file__).resolve().parent
 
     def ask(*words: str) -> str:

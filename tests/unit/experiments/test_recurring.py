@@ -132,8 +132,10 @@ def test_a_version_for_which_the_experiment_fails_is_not_added(installed, monkey
     assert not installed.exists()
 
 
-def test_an_experiment_that_does_not_recur_says_which_do(installed):
-    with pytest.raises(ValueError, match=r"experiment='three' is not one of .*\(one, two\)"):
+def test_an_experiment_that_is_not_installed_says_which_are(installed):
+    with pytest.raises(
+        ValueError, match=r"experiment='three' is not installed; there are one, two"
+    ):
         experiments.renew("three")
 
 

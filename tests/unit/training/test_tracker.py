@@ -51,7 +51,7 @@ def test_each_attempt_is_a_run_of_its_own_offline(tmp_path):
     said = []
     for attempt, steps in ((1, range(1, 4)), (2, range(3, 6))):
         mirror = WandbMirror(
-            "offline", str(tmp_path), "checkpoints/x@dev", attempt, {}, said.append
+            "offline", str(tmp_path), "checkpoints/x@dev", attempt, {}, said.append, 300.0
         )
         for step in steps:
             mirror.log({"step": step, "train/loss": 1.0})

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from jaxtyping import install_import_hook
 
+from marin_dagster import experiments
 from marin_dagster.experiments import catalog
 from tests.dagster_server import DagsterServer
 from tests.scripted import FOLDER, Scripts
@@ -76,6 +77,14 @@ def server(tmp_path_factory):
     with DagsterServer(folder, **{FOLDER: str(folder / "scripts")}) as found:
         found.scripts = Scripts(folder / "scripts")
         yield found
+
+
+@pytest.fixture(autouse=True)
+def one_catalog():
+    """Every test ends with the catalog that the assets of this process were made from."""
+    before = catalog()
+    yield
+    experiments._loaded[:] = [before]
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ whose list lies under the prefix. Other packages add theirs through the entry po
 `marin_dagster.experiments`.
 """
 
-import functools
 import importlib.metadata
 import warnings
 from collections.abc import Iterable, Mapping
@@ -34,17 +33,24 @@ FAULTS = (
 )
 
 
+_loaded: list[dict[str, Recipe]] = []  # the catalog, once it was read
 _owner: dict[str, str] = {}  # experiment of each address of the catalog
 
 
-@functools.lru_cache(maxsize=1)
 def catalog() -> dict[str, Recipe]:
     """Every recipe of every installed experiment, by address.
 
     A process reads it once: versions that are added later appear in processes that start later.
     """
-    modules = _modules()
-    return collect(modules.items(), _added(modules), _owner)
+    if not _loaded:
+        modules = _modules()
+        _loaded.append(collect(modules.items(), _added(modules), _owner))
+    return _loaded[0]
+
+
+def forget_catalog() -> None:
+    """Makes `catalog` read the experiments again."""
+    _loaded.clear()
 
 
 def experiment_of(address: str) -> str:
@@ -82,7 +88,7 @@ def renew(
     made = add_version(
         _storage(), name, today=today, taken=module.VERSIONS, version=version, occasion=occasion
     )
-    catalog.cache_clear()
+    forget_catalog()
     return module.experiment(made)
 
 

@@ -140,4 +140,4 @@ def test_renew_adds_a_version_from_the_command_line(prefix, monkeypatch):
         assert again.exit_code == 2
         assert "exists already" in again.output
     finally:
-        experiments.catalog.cache_clear()
+        experiments.forget_catalog()

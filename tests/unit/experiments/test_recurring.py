@@ -49,9 +49,9 @@ def installed(prefix, monkeypatch):
     """Two recurring experiments instead of those that are installed."""
     modules = {"one": recurs("one"), "two": recurs("two", ("dev", "2026.01.01"))}
     monkeypatch.setattr(experiments, "_modules", lambda: modules)
-    experiments.catalog.cache_clear()
+    experiments.forget_catalog()
     yield Path(prefix, ".experiments")
-    experiments.catalog.cache_clear()
+    experiments.forget_catalog()
 
 
 def test_the_version_of_a_day_gets_a_number_when_it_is_taken():
@@ -108,7 +108,7 @@ def test_a_list_that_cannot_be_read_is_named_and_the_rest_is_loaded(
     path = installed / file
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(content)
-    experiments.catalog.cache_clear()
+    experiments.forget_catalog()
     with pytest.warns(UserWarning, match=f"'one' is loaded without .*{file}.*{way_out}"):
         found = experiments.catalog()
     assert "raw/one@dev" in found

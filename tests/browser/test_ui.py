@@ -102,7 +102,7 @@ def _worker(page, run: str) -> int:
         events { ... on MessageEvent { message } }
     } } }
     """
-    events = page.ask(query, run=run)["logsForRun"]["events"]
+    events = page.server.ask(query, run=run)["logsForRun"]["events"]
     found = re.search(r"worker process (\d+)", "\n".join(e.get("message", "") for e in events))
     assert found is not None
     return int(found[1])

@@ -61,7 +61,7 @@ class Page:
     def __init__(self, driver: WebDriver, server: DagsterServer, out: Path):
         self.driver = driver
         self.url = server.url
-        self._server = server
+        self.server = server
         self._out = out
 
     def open(self, path: str) -> None:
@@ -141,12 +141,12 @@ class Page:
 
     def runs(self) -> list[dict[str, Any]]:
         """The latest runs, newest first, with their tags as a mapping."""
-        rows = self._server.ask(RUNS)["runsOrError"]["results"]
+        rows = self.server.ask(RUNS)["runsOrError"]["results"]
         return [row | {"tags": {tag["key"]: tag["value"] for tag in row["tags"]}} for row in rows]
 
     def series(self, stage: str, key: str, label: str) -> list[float]:
         """The values of one number of a partition's observations, oldest first."""
-        found = self._server.ask(SERIES, key={"path": [stage]}, partitions=[key])["assetOrError"]
+        found = self.server.ask(SERIES, key={"path": [stage]}, partitions=[key])["assetOrError"]
         return [
             entry["floatValue"]
             for row in reversed(found["assetObservations"])
@@ -155,7 +155,7 @@ class Page:
         ]
 
     def backfills(self) -> list[dict[str, Any]]:
-        return self._server.ask(BACKFILLS)["partitionBackfillsOrError"]["results"]
+        return self.server.ask(BACKFILLS)["partitionBackfillsOrError"]["results"]
 
 
 @contextlib.contextmanager

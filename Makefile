@@ -34,10 +34,11 @@ lint:
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 test:
-	$(BIN)/python -m pytest tests/unit tests/integration tests/export tests/browser -n 3 --dist loadgroup
-	$(BIN)/python -m pytest tests/e2e
+	$(BIN)/python -m pytest tests/unit tests/integration tests/export tests/browser -n 3 --dist loadgroup -m 'not slow'
+	$(BIN)/python -m pytest tests/e2e -m 'not slow'
 
-soak:  # what takes too long for every change: 60 kills at random points
+soak:  # what takes too long for every change, and 60 kills at random points
+	$(BIN)/python -m pytest tests -m slow
 	KILLS=3 LAST=reports/quickstart@dev $(BIN)/python -m pytest -s tests/e2e/test_random_kills.py
 
 clean:

@@ -11,6 +11,7 @@ from marin_dagster.store import Store
 from tests.dagster_server import DagsterServer, wait_for
 from tests.integration import lab
 
+pytestmark = pytest.mark.slow
 SECONDS = 300  # for what the daemon does in its own time
 FROM_CLI = ("raw/toy@2026.01.01", "raw/toy@2026.02.03")
 SELECTOR = {"repositoryName": "__repository__", "repositoryLocationName": "marin"}

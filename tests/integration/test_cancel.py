@@ -110,6 +110,7 @@ def test_a_signal_to_a_build_in_the_foreground_ends_everything(server, scripts, 
         assert not instance.event_log_storage.get_concurrency_run_ids()
 
 
+@pytest.mark.slow
 def test_a_cancelled_backfill_starts_nothing_more_even_if_the_daemon_starts_again(tmp_path):
     (tmp_path / "scripts").mkdir()
     scripts = Scripts(tmp_path / "scripts")

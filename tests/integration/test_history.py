@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import dagster as dg
+import pytest
 
 from tests.dagster_server import DagsterServer, wait_for
 
@@ -26,6 +27,7 @@ with dg.DagsterInstance.get() as instance:
 """
 
 
+@pytest.mark.slow
 def test_sixteen_runs_begin_a_history_together_and_none_finds_it_locked(tmp_path):
     server = DagsterServer(tmp_path)  # only its settings: it is not started
     started = [

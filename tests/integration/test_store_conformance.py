@@ -330,6 +330,7 @@ def test_a_lease_that_somebody_deletes_does_not_fail_a_build(place, tmp_path):
     assert store.last_attempt(WORDS).state == "succeeded"
 
 
+@pytest.mark.slow
 def test_two_hundred_fast_stages_with_fast_heartbeats_and_slow_deletes_all_succeed(
     google, tmp_path, monkeypatch
 ):

@@ -34,7 +34,7 @@ lint:
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 test:
-	$(BIN)/python -m pytest tests/unit tests/integration tests/export tests/browser -n 3 --dist loadgroup -m 'not slow'
+	$(BIN)/python -m pytest tests/unit tests/integration tests/export tests/browser -n 3 --dist loadfile -m 'not slow'
 	$(BIN)/python -m pytest tests/e2e -m 'not slow'
 
 soak:  # what takes too long for every change, and 60 kills at random points

@@ -47,12 +47,6 @@ install_import_hook(
 )
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    """Keeps the tests of a module in one process, and all that share the server in one."""
-    shares = "server" in getattr(item, "fixturenames", ())
-    item.add_marker(pytest.mark.xdist_group("server" if shares else item.nodeid.split("::")[0]))
-
-
 @pytest.fixture
 def prefix(tmp_path, monkeypatch) -> str:
     """An empty prefix that everything in this test uses."""

@@ -1,7 +1,6 @@
 """Turns hidden states into hidden states: normalisation, rotary positions, attention, SwiGLU.
 
-Shapes: B batch, S sequence, Q queries of one chunk, D hidden, H heads, N key heads, C head dim,
-F expert dim.
+Shapes: B batch, S sequence, D hidden, H heads, N key heads, C head dim, F expert dim.
 """
 
 import math
@@ -9,12 +8,12 @@ import math
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from marin_dagster.models.attention import attend, causal_attention
 from marin_dagster.models.config import ModelConfig
 
 PIECE = 1 << 16  # random numbers drawn at once
-QUERY_CHUNK = 128  # queries against their causal prefix; measured best on CPU for rows of 512
 
 
 def normal(key: PRNGKeyArray, shape: tuple[int, ...], fan_in: int) -> Array:
@@ -116,15 +115,7 @@ class Attention(eqx.Module):
         batch, seq_len, _ = x.shape
         positions = jnp.broadcast_to(jnp.arange(seq_len), (batch, seq_len))
         queries, keys, values = self._project(x, positions)
-        chunks = []
-        for start in range(0, seq_len, QUERY_CHUNK):
-            end = min(start + QUERY_CHUNK, seq_len)
-            causal = positions[:, start:end, None] >= positions[:, None, :end]
-            same = segment_ids[:, start:end, None] == segment_ids[:, None, :end]
-            chunks.append(
-                attend(queries[:, start:end], keys[:, :end], values[:, :end], causal & same)
-            )
-        return jnp.concatenate(chunks, axis=1) @ self.out
+        return causal_attention(queries, keys, values, segment_ids) @ self.out
 
     def decode(
         self, x: Float[Array, "B S D"], positions: Int[Array, "B S"], cache: KeyValues
@@ -148,19 +139,3 @@ class Attention(eqx.Module):
             rope(keys, positions, self.rope_theta),
             values,
         )
-
-
-def attend(
-    queries: Float[Array, "B Q H C"],
-    keys: Float[Array, "B S N C"],
-    values: Float[Array, "B S N C"],
-    mask: Bool[Array, "B Q S"],
-) -> Float[Array, "B Q HC"]:
-    """softmax(q·k/√C)·v where `mask` allows, in float32; H/N query heads share a key head."""
-    batch, num_queries, num_heads, head_dim = queries.shape
-    grouped = queries.reshape(batch, num_queries, keys.shape[2], -1, head_dim)
-    scores = jnp.einsum("bqngc,bsnc->bngqs", grouped, keys).astype(jnp.float32)
-    scores = jnp.where(mask[:, None, None], scores / math.sqrt(head_dim), -1e30)
-    weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
-    mixed = jnp.einsum("bngqs,bsnc->bqngc", weights, values)
-    return mixed.reshape(batch, num_queries, num_heads * head_dim)

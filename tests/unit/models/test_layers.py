@@ -4,6 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from marin_dagster.models import attention as attention_module
 from marin_dagster.models import layers
 from marin_dagster.models.config import ModelConfig
 
@@ -26,7 +27,7 @@ def test_chunked_attention_equals_attention_in_one_piece(monkeypatch):
     x = jax.random.normal(jax.random.key(1), (2, 24, 16))
     segments = jnp.asarray(np.repeat([[0, 1, 2]], 2, axis=0).repeat(8, axis=1))
     whole = eqx.filter_jit(attention)(x, segments)
-    monkeypatch.setattr(layers, "QUERY_CHUNK", 7)
+    monkeypatch.setattr(attention_module, "QUERY_CHUNK", 7)
     chunked = eqx.filter_jit(lambda *args: attention(*args))(x, segments)
     np.testing.assert_allclose(chunked, whole, atol=1e-6)
 

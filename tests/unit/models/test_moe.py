@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from marin_dagster.models.config import ModelConfig
-from marin_dagster.models.moe import Router, apply_experts, block_layout, upper_quantile
+from marin_dagster.models.experts import apply_experts, block_layout
+from marin_dagster.models.router import Router, upper_quantile
 
 CONFIG = ModelConfig(
     hidden_dim=16,

@@ -33,6 +33,8 @@ class ModelConfig:
     num_shared_experts: int
     seq_len: int  # tokens per row
     routed_scaling_factor: float = 2.5  # sum of the combine weights, as in Marin's hero run
+    capacity_factor: float | None = None  # of an expert, over its even share; None: none dropped
+    sender_capacity_factor: float | None = None  # of a device's peers; numbers depend on the mesh
     rope_theta: float = 10_000.0
     norm_eps: float = 1e-6
 
@@ -86,3 +88,5 @@ _POSITIVE = (
     "num_shared_experts",
     "seq_len",
 )
+
+MoEConfig = ModelConfig

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from marin_dagster.models.config import ModelConfig
 from marin_dagster.models.layers import Attention, KeyValues, RMSNorm, normal
 from marin_dagster.models.moe import MoE
+from marin_dagster.models.sharding import ROWS, constrain
 
 PADDING = -1  # segment id of positions that hold no token
 
@@ -34,10 +35,13 @@ class Layer(eqx.Module):
         self.moe = MoE(config, key_moe)
 
     def __call__(
-        self, x: Float[Array, "B S D"], segment_ids: Int[Array, "B S"]
+        self,
+        x: Float[Array, "B S D"],
+        segment_ids: Int[Array, "B S"],
+        key: PRNGKeyArray | None = None,
     ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
         x = x + self.attention(self.attention_norm(x), segment_ids)
-        out, stats = self.moe(self.moe_norm(x), segment_ids > PADDING)
+        out, stats = self.moe(self.moe_norm(x), segment_ids > PADDING, key)
         return x + out, stats
 
     def decode(
@@ -74,18 +78,23 @@ class Transformer(eqx.Module):
         return self.embedding.shape[0]
 
     def __call__(
-        self, tokens: Int[Array, "B S"], segment_ids: Int[Array, "B S"] | None = None
+        self,
+        tokens: Int[Array, "B S"],
+        segment_ids: Int[Array, "B S"] | None = None,
+        key: PRNGKeyArray | None = None,
     ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
         """Returns hidden states and the routers' statistics, each stacked over layers.
 
-        Tokens see earlier tokens of their own segment; segment -1 is padding.
+        Tokens see earlier tokens of their own segment; segment -1 is padding. The key draws which
+        tokens an expert with a capacity drops; without one none are.
         """
         if segment_ids is None:
             segment_ids = jnp.zeros_like(tokens)
-        x = jnp.take(self.embedding, tokens, axis=0)
+        x = constrain(jnp.take(self.embedding, tokens, axis=0), ROWS, "context", None)
         stats = []
-        for layer in self.layers:
-            x, layer_stats = layer(x, segment_ids)
+        for number, layer in enumerate(self.layers):
+            layer_key = None if key is None else jax.random.fold_in(key, number)
+            x, layer_stats = layer(x, segment_ids, layer_key)
             stats.append(layer_stats)
         return self.norm(x), jax.tree.map(lambda *rows: jnp.stack(rows), *stats)
 
@@ -112,15 +121,3 @@ class Transformer(eqx.Module):
             x, layer_cache = layer.decode(x, positions, valid, layer_cache)
             caches.append(layer_cache)
         return self.norm(x), tuple(caches)
-
-
-def router_bias(model: Transformer) -> Float[Array, "L E"]:
-    """Stacks the routers' biases over layers."""
-    return jnp.stack([layer.moe.router.bias for layer in model.layers])
-
-
-def with_router_bias(model: Transformer, bias: Float[Array, "L E"]) -> Transformer:
-    """Returns the model with other router biases."""
-    return eqx.tree_at(
-        lambda tree: [layer.moe.router.bias for layer in tree.layers], model, list(bias)
-    )

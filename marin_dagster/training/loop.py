@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from marin_dagster.data.mixture import Batch, Rows
-from marin_dagster.models.transformer import Transformer
+from marin_dagster.models.language_model import LanguageModel
 from marin_dagster.recipe import Context, StageError
 from marin_dagster.training.checkpoint import Saver, restore
 from marin_dagster.training.evaluate import evaluate
@@ -25,7 +25,7 @@ from marin_dagster.training.optimizer import OptimizerConfig
 from marin_dagster.training.step import State, initial_state, make_step
 from marin_dagster.training.tracker import WANDB_FOLDER, WandbMirror
 
-Keep = Callable[[int, Transformer, list[Row]], None]
+Keep = Callable[[int, LanguageModel, list[Row]], None]
 
 PREFETCHED = 2  # batches ready before they are asked for
 LIVE = (  # what one follows while it trains; the rest is in metrics.jsonl
@@ -60,13 +60,13 @@ class Run:
 
 def train(
     ctx: Context,
-    model: Transformer,
+    model: LanguageModel,
     batches: Batches,
     validation: Mapping[str, Rows],
     batch_size: int,
     run: Run,
     keep: Keep | None = None,
-) -> tuple[Transformer, list[Row], str | None]:
+) -> tuple[LanguageModel, list[Row], str | None]:
     """Trains from the newest resume point in `ctx.work`, or from `model`.
 
     `keep` gets the step, the model and the history so far at each of `run.snapshots`, before a

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int
 
-from marin_dagster.models.transformer import Transformer, with_router_bias
+from marin_dagster.models.language_model import LanguageModel
+from marin_dagster.models.transformer import with_router_bias
 from marin_dagster.training.loss import token_loss
 from marin_dagster.training.optimizer import OptimizerConfig
 
@@ -21,12 +22,12 @@ Arrays = Mapping[str, Any]  # NumPy or JAX arrays of a batch, by the names of it
 class State(NamedTuple):
     """What a step reads and replaces."""
 
-    model: Transformer
+    model: LanguageModel
     optimizer: Any
     step: Int[Array, ""]  # steps done
 
 
-def initial_state(model: Transformer, config: OptimizerConfig, num_steps: int) -> State:
+def initial_state(model: LanguageModel, config: OptimizerConfig, num_steps: int) -> State:
     """Makes the state before the first step."""
     optimizer = config.make(num_steps).init(eqx.filter(model, eqx.is_array))
     return State(model, optimizer, jnp.zeros((), jnp.int32))
@@ -38,7 +39,7 @@ def make_step(
     """Compiles `step(state, batch) -> (state, metrics)`; it reuses the memory of its state."""
     transformation = config.make(num_steps)
 
-    def loss_of(model: Transformer, batch: Arrays):
+    def loss_of(model: LanguageModel, batch: Arrays):
         hidden, stats = model(batch["tokens"], batch["segment_ids"])
         loss = token_loss(
             hidden, model.head, batch["targets"], batch["loss_weights"], z_loss_weight
@@ -83,7 +84,7 @@ def router_metrics(stats: dict[str, Array]) -> dict[str, Array]:
 
 
 @eqx.filter_jit
-def evaluation_sums(model: Transformer, batch: Arrays) -> tuple[Array, Array, Array]:
+def evaluation_sums(model: LanguageModel, batch: Arrays) -> tuple[Array, Array, Array]:
     """Returns the weighted nats of a batch, its weight, and the load of every expert."""
     hidden, stats = model(batch["tokens"], batch["segment_ids"])
     loss = token_loss(hidden, model.head, batch["targets"], batch["loss_weights"])

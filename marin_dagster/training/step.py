@@ -13,8 +13,10 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from marin_dagster.models.language_model import LanguageModel
 from marin_dagster.models.moe import MoE
 from marin_dagster.models.router import (
+    Router,
     load_balance,
     margin_range,
     parts,
@@ -23,7 +25,7 @@ from marin_dagster.models.router import (
     routing_entropy,
     with_router_bias,
 )
-from marin_dagster.models.transformer import PADDING, Transformer
+from marin_dagster.models.transformer import PADDING
 from marin_dagster.training.balance import Balance
 from marin_dagster.training.loss import token_loss
 from marin_dagster.training.mesh import constrain_state
@@ -36,7 +38,7 @@ Sums = dict[str, Array]
 class State(NamedTuple):
     """What a step reads and replaces."""
 
-    model: Transformer
+    model: LanguageModel
     optimizer: Any
     step: Int[Array, ""]  # steps done
 
@@ -49,7 +51,7 @@ class Whole(NamedTuple):
     assignments: Float[Array, "L E"] | None  # None: a part is the whole, and counts its own
 
 
-def initial_state(model: Transformer, config: OptimizerConfig, num_steps: int) -> State:
+def initial_state(model: LanguageModel, config: OptimizerConfig, num_steps: int) -> State:
     """Makes the state before the first step."""
     optimizer = config.make(num_steps).init(eqx.filter(model, eqx.is_array))
     return State(model, optimizer, jnp.zeros((), jnp.int32))
@@ -79,7 +81,7 @@ def make_step(
         updates, optimizer = transformation.update(grads, state.optimizer, params)
         model = eqx.apply_updates(state.model, updates)
         if balance.quantile:
-            model = with_router_bias(model, _next_bias(state.model, sums))
+            model = balanced(model, sums)
         metrics = {
             "train/loss": sums["loss"],
             "train/cross_entropy": sums["cross_entropy"],
@@ -103,7 +105,7 @@ class _Losses(NamedTuple):
     remat: str
 
     def gradients(
-        self, model: Transformer, batch: Arrays, key: PRNGKeyArray, micro_batches: int
+        self, model: LanguageModel, batch: Arrays, key: PRNGKeyArray, micro_batches: int
     ) -> tuple[Sums, Any]:
         """Adds up the sums and the gradients of the parts of a batch."""
         valid = jnp.sum(batch["segment_ids"] > PADDING).astype(jnp.float32)
@@ -129,7 +131,7 @@ class _Losses(NamedTuple):
         return sums, grads
 
     def value(
-        self, model: Transformer, batch: Arrays, whole: Whole, key: PRNGKeyArray
+        self, model: LanguageModel, batch: Arrays, whole: Whole, key: PRNGKeyArray
     ) -> tuple[Array, Sums]:
         """Returns this part's share of what is minimised, and its sums."""
         hidden, sums = _rematerialised(model, self.remat)(batch["tokens"], batch["segment_ids"], key)
@@ -164,7 +166,17 @@ class _Losses(NamedTuple):
         return total
 
 
-def _refuse_capacity(model: Transformer, micro_batches: int) -> None:
+def balanced(model: LanguageModel, sums: Sums) -> LanguageModel:
+    """Returns the model with the router biases that would have balanced the counted tokens."""
+    routers = parts(model, Router)
+    if not routers:
+        return model
+    bias = router_bias(model)
+    num_chosen = routers[0].num_experts_per_token
+    return with_router_bias(model, quantile_bias(sums["histogram"], bias, num_chosen))
+
+
+def _refuse_capacity(model: LanguageModel, micro_batches: int) -> None:
     for layer in parts(model, MoE):
         if layer.capacity_factor is not None:
             raise ValueError(
@@ -174,7 +186,7 @@ def _refuse_capacity(model: Transformer, micro_batches: int) -> None:
             )
 
 
-def _rematerialised(model: Transformer, remat: str) -> Transformer:
+def _rematerialised(model: LanguageModel, remat: str) -> LanguageModel:
     """Returns the model that forgets what its layers computed, if `remat` says so."""
     if remat == "none":
         return model
@@ -217,22 +229,17 @@ def _add_up(function: Callable[[Any], Any], split: Any) -> Any:
     return jax.lax.scan(add, zeros, split)[0]
 
 
-def _next_bias(model: Transformer, sums: Sums) -> Float[Array, "L E"]:
-    bias = router_bias(model)
-    return quantile_bias(sums["histogram"], bias, _num_chosen(model)) if sums else bias
-
-
-def _num_chosen(model: Transformer) -> int:
-    return model.config.num_experts_per_token
-
-
-def router_metrics(model: Transformer, sums: Sums) -> dict[str, Array]:
-    """Sums the routers up: the worst layer of each quantity."""
+def router_metrics(model: LanguageModel, sums: Sums) -> dict[str, Array]:
+    """Sums the routers up: the worst layer of each quantity. A dense model has none."""
+    routers = parts(model, Router)
+    if not routers:
+        return {}
     counts: Float[Array, "L E"] = sums["assignments"]
     load = counts / jnp.maximum(counts.mean(-1, keepdims=True), 1e-9)
     tokens = jnp.maximum(sums["valid"], 1.0)
     bias = router_bias(model)
-    lowest, highest = margin_range(sums["histogram"], bias, _num_chosen(model))
+    num_chosen = routers[0].num_experts_per_token
+    lowest, highest = margin_range(sums["histogram"], bias, num_chosen)
     assignments = jnp.maximum(counts.sum(), 1.0)
     return {
         "moe/max_load_ratio": load.max(),  # over the fair share; 1 is balanced
@@ -250,7 +257,7 @@ def router_metrics(model: Transformer, sums: Sums) -> dict[str, Array]:
 
 
 @eqx.filter_jit
-def evaluation_sums(model: Transformer, batch: Arrays) -> tuple[Array, Array]:
+def evaluation_sums(model: LanguageModel, batch: Arrays) -> tuple[Array, Array]:
     """Returns the weighted nats of a batch and its weight. No token is dropped."""
     hidden, _ = model(batch["tokens"], batch["segment_ids"])
     weight = jnp.sum(batch["loss_weights"])

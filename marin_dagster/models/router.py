@@ -138,7 +138,7 @@ def margin_range(
 def load_balance(
     assignments: Float[Array, "*layers E"],
     probability: Float[Array, "*layers E"],
-    valid: Float[Array, "*layers"],
+    valid: Float[Array, "..."],
 ) -> Float[Array, "*layers"]:
     """E · Σ share of the assignments · mean probability; 1 when both are even."""
     share = assignments / jnp.maximum(assignments.sum(-1, keepdims=True), 1.0)

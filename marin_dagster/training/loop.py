@@ -97,8 +97,7 @@ def train(
         ctx.recipe.payload,
         ctx.log,
     )
-    loop = _Loop(ctx, run, validation, batch_size, log, mirror, keep)
-    loop.mesh = mesh
+    loop = _Loop(ctx, run, validation, batch_size, log, mirror, keep, mesh)
     try:
         with (
             on_mesh(mesh),
@@ -125,11 +124,12 @@ class _Loop:
         log: MetricsLog,
         mirror: WandbMirror,
         keep: Keep | None,
+        mesh: Any,
     ):
         self.ctx, self.run, self.log, self.mirror = ctx, run, log, mirror
         self.validation, self.batch_size, self.keep = validation, batch_size, keep
+        self.mesh = mesh
         self.uneven = 0
-        self.mesh: Any = None
 
     def steps(self, state: State, source: "_Prefetch", saver: Saver, first: int) -> State:
         devices = self.ctx.placement.devices

@@ -4,6 +4,7 @@
 semicolons, and `MESH@ring` exchanges tokens by the ring.
 """
 
+import functools
 import json
 import sys
 
@@ -12,8 +13,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from marin_dagster.models.dispatch import exchange_by
 from marin_dagster.models.config import MoEConfig
+from marin_dagster.models.dispatch import exchange_by
 from marin_dagster.models.router import with_router_bias
 from marin_dagster.models.transformer import Transformer
 from marin_dagster.training.balance import Balance
@@ -50,9 +51,11 @@ def batch() -> dict[str, np.ndarray]:
     }
 
 
+@functools.cache
 def model() -> Transformer:
     plain = Transformer(CONFIG, VOCAB, jax.random.key(0))
-    return with_router_bias(plain, 0.1 * jax.random.normal(jax.random.key(1), (1, 8)))
+    made = with_router_bias(plain, 0.1 * jax.random.normal(jax.random.key(1), (1, 8)))
+    return jax.tree.map(lambda leaf: np.asarray(leaf) if eqx.is_array(leaf) else leaf, made)
 
 
 def step(text: str | None):
@@ -60,11 +63,9 @@ def step(text: str | None):
     text, _, exchange = (text or "").partition("@")
     mesh = make_mesh(text) if text else None
     losses = _Losses(0.1, BALANCE, "none")
-    parts = 1
-
     @eqx.filter_jit
     def take(model, rows):
-        return losses.gradients(model, rows, jax.random.key(3), parts)
+        return losses.gradients(model, rows, jax.random.key(3), 1)
 
     with on_mesh(mesh), exchange_by(exchange or "all_to_all"):
         out = take(shard_state(model(), mesh), global_batch(batch(), mesh))

@@ -1,14 +1,15 @@
 """Turns hidden states into the sum of shared experts and of a few routed ones.
 
-Shapes: B batch, S sequence, D hidden, E experts, F expert dim.
+Shapes: B batch, S sequence, D hidden, Z width of the experts, E experts, F expert dim.
 """
 
 import equinox as eqx
 import jax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from marin_dagster.models.config import MoEConfig
+from marin_dagster.models.config import RoutedConfig
 from marin_dagster.models.experts import apply_experts
+from marin_dagster.models.latent import FullWidth, Latent
 from marin_dagster.models.layers import SwiGLU, normal
 from marin_dagster.models.router import Router
 
@@ -18,21 +19,27 @@ class MoE(eqx.Module):
 
     router: Router
     shared: SwiGLU
-    gate_up: Float[Array, "E D twoF"]
-    down: Float[Array, "E F D"]
+    latent: Latent | FullWidth
+    gate_up: Float[Array, "E Z twoF"]
+    down: Float[Array, "E F Z"]
 
-    def __init__(self, config: MoEConfig, key: PRNGKeyArray):
+    def __init__(self, config: RoutedConfig, key: PRNGKeyArray):
         keys = jax.random.split(key, 4)
         hidden, width, experts = config.hidden_dim, config.expert_dim, config.num_experts
         self.router = Router(config, keys[0])
         self.shared = SwiGLU(hidden, width * config.num_shared_experts, keys[1])
-        self.gate_up = normal(keys[2], (experts, hidden, 2 * width), hidden)
-        self.down = normal(keys[3], (experts, width, hidden), width)
+        inner = config.expert_latent_dim or hidden
+        self.latent = FullWidth()
+        if config.expert_latent_dim is not None:
+            self.latent = Latent(config, inner, jax.random.fold_in(key, 4))
+        self.gate_up = normal(keys[2], (experts, inner, 2 * width), inner)
+        self.down = normal(keys[3], (experts, width, inner), width)
 
     def __call__(
         self, x: Float[Array, "B S D"], valid: Bool[Array, "B S"]
     ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
         tokens = x.reshape(-1, x.shape[-1])
         weights, chosen, stats = self.router(tokens, valid.reshape(-1))
-        routed = apply_experts(tokens, weights, chosen, self.gate_up, self.down)
+        inner = self.latent.read(tokens)
+        routed = self.latent.write(apply_experts(inner, weights, chosen, self.gate_up, self.down))
         return self.shared(x) + routed.reshape(x.shape), stats

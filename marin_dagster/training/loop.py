@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -24,6 +24,7 @@ from marin_dagster.training.evaluate import evaluate
 from marin_dagster.training.mesh import global_batch, make_mesh, on_mesh, shard_state
 from marin_dagster.training.metrics import MetricsLog, Row, read_metrics
 from marin_dagster.training.optimizer import OptimizerConfig
+from marin_dagster.training.preflight import check_memory
 from marin_dagster.training.step import State, initial_state, make_step
 from marin_dagster.training.tracker import WANDB_FOLDER, WandbMirror
 
@@ -55,7 +56,7 @@ class Run:
     optimizer: OptimizerConfig
     num_steps: int
     z_loss_weight: float = 0.0
-    balance: Balance = Balance()
+    balance: Balance = field(default_factory=Balance)
     steps_per_eval: int | None = None  # None: at the end only
     steps_per_checkpoint: int | None = None  # resume points; None: none
     snapshots: tuple[int, ...] = ()  # steps whose model is handed to `keep`
@@ -142,7 +143,11 @@ class _Loop:
             began = time.perf_counter()
             batch = source.next()
             waited = time.perf_counter() - began
-            state, arrays = step_fn(state, global_batch(batch, self.mesh))
+            rows = global_batch(batch, self.mesh)
+            if step == first:
+                where = self.ctx.recipe.address
+                check_memory(step_fn, state, rows, devices, self.mesh, self.ctx.log, where)
+            state, arrays = step_fn(state, rows)
             metrics = {name: float(value) for name, value in arrays.items()}
             seconds = time.perf_counter() - began
             done = step + 1

@@ -1,7 +1,7 @@
 """Turns weighted token caches into a pretrained model."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from marin_dagster.kinds import Checkpoint, TokenCache, Tokenizer
@@ -33,7 +33,7 @@ class Pretrain(Checkpoint):
     seed: int
     validation: tuple[TokenCache, ...] = ()
     z_loss_weight: float = 1e-4
-    balance: Balance = Balance()
+    balance: Balance = field(default_factory=Balance)
     steps_per_eval: int | None = None
     steps_per_checkpoint: int | None = 100
     snapshots: tuple[int, ...] = ()  # steps

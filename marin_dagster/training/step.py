@@ -63,8 +63,8 @@ def make_step(
     z_loss_weight: float,
     balance: Balance = Balance(),  # noqa: B008 (a frozen value)
     micro_batches: int = 1,
-) -> Callable[[State, Arrays], tuple[State, dict[str, Array]]]:
-    """Compiles `step(state, batch) -> (state, metrics)`; it reuses the memory of its state.
+) -> "Step":
+    """Makes the compiled `step(state, batch) -> (state, metrics)`; it reuses its state's memory.
 
     The batch is read in `micro_batches` parts, which saves memory and changes no number.
     """
@@ -92,7 +92,24 @@ def make_step(
         }
         return constrain_state(State(model, optimizer, state.step + 1)), metrics
 
-    return lambda state, batch: step(batch, state)
+    return Step(step)
+
+
+class Step(NamedTuple):
+    """A training step, compiled for the shapes of its first call."""
+
+    compiled: Any  # batch and state, in that order: all but the first are donated
+
+    def __call__(self, state: State, batch: Arrays) -> tuple[State, dict[str, Array]]:
+        return self.compiled(batch, state)
+
+    def peak_bytes(self, state: State, batch: Arrays) -> int | None:
+        """Bytes that XLA reserves on one device for this step, if the backend says so."""
+        found = self.compiled.lower(batch, state).compile().compiled.memory_analysis()
+        if found is None:
+            return None
+        held = found.argument_size_in_bytes + found.output_size_in_bytes
+        return int(held - found.alias_size_in_bytes + found.temp_size_in_bytes)
 
 
 class _Losses(NamedTuple):

@@ -79,9 +79,10 @@ def routed_experts(
     )(x, weights, chosen, valid, halves, down, key)
 
 
-def _flat(x, weights, chosen):
+def _flat(x: Array, weights: Array, chosen: Array) -> tuple[Array, Array, Array]:
     num_chosen = chosen.shape[-1]
-    return x.reshape(-1, x.shape[-1]), *(a.reshape(-1, num_chosen) for a in (weights, chosen))
+    rows = weights.reshape(-1, num_chosen), chosen.reshape(-1, num_chosen)
+    return x.reshape(-1, x.shape[-1]), rows[0], rows[1]
 
 
 def _own(key: PRNGKeyArray, axes: tuple[str, ...]) -> PRNGKeyArray:

@@ -62,16 +62,18 @@ def estimate(
     chunk = min(chunk_tokens(vocab, hidden_dim), local_tokens)
     inputs = rows * seq_len * hidden_dim * width
     kept = [int(share * size) for size in _kept_by_layers(model, rows, seq_len)]
+    logits = 2 * chunk * vocab * 4
     saved = sum(kept)
-    if devices.remat == "block":
-        saved = int(share * inputs) * len(kept) + max(kept, default=0)
+    if devices.remat == "block":  # one layer at a time is computed again, when logits are gone
+        saved, again = int(share * inputs) * len(kept), max(kept, default=0)
+        saved, logits = (saved + again, 0) if again > logits else (saved, logits)
     return Estimate(
         {
             "parameters": parameters,
             "gradients": parameters * (2 if devices.micro_batches > 1 else 1),
             "optimizer state": _bytes(state.optimizer, mesh_shape),
             "activations": saved,
-            "logits of a chunk": 2 * chunk * vocab * 4,
+            "logits of a chunk": logits,
             "batch": 4 * 4 * local_tokens + 2 * int(share * inputs),
         }
     )
@@ -88,7 +90,8 @@ def check_memory(
 ) -> None:
     """Logs what a step will need, refuses what cannot fit, and logs what XLA makes of it."""
     shape = {} if mesh is None else mesh.shape
-    found = estimate(state, *batch["tokens"].shape, devices, shape)
+    rows, seq_len = batch["tokens"].shape
+    found = estimate(state, rows, seq_len, devices, shape)
     log(f"memory of one device, estimated:\n{found.table()}")
     refuse_what_cannot_fit(found, device_limit(), where)
     peak = step.peak_bytes(state, batch)
@@ -181,4 +184,5 @@ def _kept(layer: Callable[..., Any], x: Any, segments: Any, key: PRNGKeyArray | 
     jaxpr = jax.make_jaxpr(forth)(params, x, segments, key).jaxpr
     inputs = set(jaxpr.invars)
     kept = {var for var in jaxpr.outvars[1:] if isinstance(var, Var) and var not in inputs}
-    return sum(math.prod(var.aval.shape) * var.aval.dtype.itemsize for var in kept)
+    avals: list[Any] = [var.aval for var in kept]
+    return sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in avals)

@@ -12,6 +12,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from marin_dagster.models.transformer import Transformer, with_router_bias
+from marin_dagster.training.hyperball import norm_drift
 from marin_dagster.training.loss import token_loss
 from marin_dagster.training.optimizer import OptimizerConfig
 
@@ -58,9 +59,12 @@ def make_step(
             "train/z_loss": loss.z_loss,
             "train/grad_norm": optax.global_norm(grads),
             "train/param_norm": optax.global_norm(params),
-            "train/learning_rate": config.learning_rate_at(state.step, num_steps),
+            **config.rates_at(state.step, num_steps),
             **router_metrics(stats),
         }
+        drift = norm_drift(optimizer)
+        if drift is not None:
+            metrics["optim/norm_drift"] = drift
         return State(model, optimizer, state.step + 1), metrics
 
     return lambda state, batch: step(batch, state)

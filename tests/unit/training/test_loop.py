@@ -17,7 +17,7 @@ from marin_dagster.recipe import Placement, StageError
 from marin_dagster.training import checkpoint, loop
 from marin_dagster.training.loop import Run, train
 from marin_dagster.training.metrics import read_metrics
-from marin_dagster.training.optimizer import OptimizerConfig
+from marin_dagster.training.optimizer import AdamW
 from marin_dagster.training.schedule import WarmupStableDecay
 from tests.fake_context import FakeContext
 from tests.unit.models.test_layers import TINY
@@ -25,9 +25,7 @@ from tests.unit.models.test_layers import TINY
 VOCAB, ROWS = 30, 4
 GOLDEN = Path(__file__).parents[2] / "golden" / "losses.json"
 RUN = Run(
-    optimizer=OptimizerConfig(
-        learning_rate=1e-2, schedule=WarmupStableDecay(warmup_steps=2, decay_steps=4)
-    ),
+    optimizer=AdamW(learning_rate=1e-2, schedule=WarmupStableDecay(warmup_steps=2, decay_steps=4)),
     num_steps=10,
     z_loss_weight=1e-4,
     steps_per_checkpoint=4,

@@ -8,7 +8,7 @@ from marin_dagster.models.config import MoEConfig
 from marin_dagster.recipe import Placement, StageError
 from marin_dagster.training.checkpoint import load_model
 from marin_dagster.training.metrics import read_metrics
-from marin_dagster.training.optimizer import OptimizerConfig
+from marin_dagster.training.optimizer import AdamW
 from marin_dagster.training.pretrain import Pretrain
 from marin_dagster.training.schedule import Linear
 from tests.fake_context import build
@@ -35,7 +35,7 @@ PRETRAIN = Pretrain(
         num_shared_experts=1,
         seq_len=384,
     ),
-    optimizer=OptimizerConfig(learning_rate=1e-2, schedule=Linear(warmup_steps=3)),
+    optimizer=AdamW(learning_rate=1e-2, schedule=Linear(warmup_steps=3)),
     num_steps=30,
     batch_size=2,
     seed=0,

@@ -13,7 +13,8 @@ from marin_dagster.data.mixture import Batch
 from marin_dagster.kinds import Checkpoint
 from marin_dagster.models.transformer import Transformer, router_bias
 from marin_dagster.recipe import Placement, StageError
-from marin_dagster.training import checkpoint, loop
+from marin_dagster.training import loop
+from marin_dagster.training import model_files as checkpoint
 from marin_dagster.training.loop import Run, train
 from marin_dagster.training.metrics import read_metrics
 from marin_dagster.training.optimizer import OptimizerConfig

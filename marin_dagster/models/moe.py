@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from marin_dagster.models.config import ModelConfig
+from marin_dagster.models.config import MoEConfig
 from marin_dagster.models.experts import apply_experts
 from marin_dagster.models.layers import SwiGLU, normal
 from marin_dagster.models.router import Router
@@ -21,7 +21,7 @@ class MoE(eqx.Module):
     gate_up: Float[Array, "E D twoF"]
     down: Float[Array, "E F D"]
 
-    def __init__(self, config: ModelConfig, key: PRNGKeyArray):
+    def __init__(self, config: MoEConfig, key: PRNGKeyArray):
         keys = jax.random.split(key, 4)
         hidden, width, experts = config.hidden_dim, config.expert_dim, config.num_experts
         self.router = Router(config, keys[0])

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from marin_dagster.models.config import ModelConfig
+from marin_dagster.models.config import MoEConfig
 from marin_dagster.models.layers import normal
 
 BISECTIONS = 30  # halvings of the margin's range, to float32 resolution
@@ -29,7 +29,7 @@ class Router(eqx.Module):
     num_experts_per_token: int = eqx.field(static=True)
     scaling_factor: float = eqx.field(static=True)
 
-    def __init__(self, config: ModelConfig, key: PRNGKeyArray):
+    def __init__(self, config: MoEConfig, key: PRNGKeyArray):
         shape = (config.hidden_dim, config.num_experts)
         self.weight = normal(key, shape, config.hidden_dim)
         self.bias = jnp.zeros(config.num_experts)

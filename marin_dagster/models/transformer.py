@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from marin_dagster.models.config import ModelConfig
+from marin_dagster.models.config import MoEConfig
+from marin_dagster.models.language_model import LanguageModel
 from marin_dagster.models.layers import Attention, KeyValues, RMSNorm, normal
 from marin_dagster.models.moe import MoE
 
@@ -26,7 +27,7 @@ class Layer(eqx.Module):
     moe_norm: RMSNorm
     moe: MoE
 
-    def __init__(self, config: ModelConfig, key: PRNGKeyArray):
+    def __init__(self, config: MoEConfig, key: PRNGKeyArray):
         key_attention, key_moe = jax.random.split(key)
         self.attention_norm = RMSNorm(config.hidden_dim, config.norm_eps)
         self.attention = Attention(config, key_attention)
@@ -52,16 +53,16 @@ class Layer(eqx.Module):
         return x + self.moe(self.moe_norm(x), valid)[0], cache
 
 
-class Transformer(eqx.Module):
+class Transformer(LanguageModel):
     """A decoder with an untied head."""
 
     embedding: Float[Array, "V D"]
     layers: tuple[Layer, ...]
     norm: RMSNorm
     head: Float[Array, "D V"]
-    config: ModelConfig = eqx.field(static=True)
+    config: MoEConfig = eqx.field(static=True)
 
-    def __init__(self, config: ModelConfig, vocab_size: int, key: PRNGKeyArray):
+    def __init__(self, config: MoEConfig, vocab_size: int, key: PRNGKeyArray):
         key_embedding, key_head, *keys = jax.random.split(key, config.num_layers + 2)
         self.embedding = normal(key_embedding, (vocab_size, config.hidden_dim), config.hidden_dim)
         self.layers = tuple(Layer(config, key) for key in keys)
@@ -69,17 +70,9 @@ class Transformer(eqx.Module):
         self.head = normal(key_head, (config.hidden_dim, vocab_size), config.hidden_dim)
         self.config = config
 
-    @property
-    def vocab_size(self) -> int:
-        return self.embedding.shape[0]
-
     def __call__(
         self, tokens: Int[Array, "B S"], segment_ids: Int[Array, "B S"] | None = None
     ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
-        """Returns hidden states and the routers' statistics, each stacked over layers.
-
-        Tokens see earlier tokens of their own segment; segment -1 is padding.
-        """
         if segment_ids is None:
             segment_ids = jnp.zeros_like(tokens)
         x = jnp.take(self.embedding, tokens, axis=0)
@@ -89,11 +82,7 @@ class Transformer(eqx.Module):
             stats.append(layer_stats)
         return self.norm(x), jax.tree.map(lambda *rows: jnp.stack(rows), *stats)
 
-    def logits(self, hidden: Float[Array, "B S D"]) -> Float[Array, "B S V"]:
-        return (hidden @ self.head).astype(jnp.float32)
-
     def empty_cache(self, batch_size: int, length: int) -> tuple[KeyValues, ...]:
-        """Makes room for `length` tokens per row."""
         shape = (batch_size, length, self.config.num_kv_heads, self.config.head_dim)
         zeros = jnp.zeros(shape, self.embedding.dtype)
         return tuple(KeyValues(zeros, zeros) for _ in self.layers)
@@ -105,7 +94,6 @@ class Transformer(eqx.Module):
         valid: Bool[Array, "B S"],
         cache: tuple[KeyValues, ...],
     ) -> tuple[Float[Array, "B S D"], tuple[KeyValues, ...]]:
-        """Reads the next tokens of every row after those in the cache."""
         x = jnp.take(self.embedding, tokens, axis=0)
         caches = []
         for layer, layer_cache in zip(self.layers, cache, strict=True):

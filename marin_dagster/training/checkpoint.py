@@ -1,9 +1,11 @@
 """Turns the state of a training into resume points while it goes on, and the newest back into it.
 
-Orbax copies the arrays to the host, writes them from a thread, agrees on that between processes,
-and puts them back onto any mesh. What it does not do stands beside it: checksums and their reading
-back, a manifest written last, several roots, facts that are no arrays, and points that say whose
-they are (`points`). Its CheckpointManager would choose and delete by the names of folders alone.
+Orbax writes the arrays, agrees on that between processes, and puts them back onto any mesh. What it
+does not do stands beside it: checksums and their reading back, a manifest written last, several
+roots, facts that are no arrays, and points that say whose they are (`points`). Its
+CheckpointManager would choose and delete by the names of folders alone. Its asynchronous save
+prepares its files while the caller waits; where one process holds all arrays, the caller waits for
+their copies only.
 """
 
 import concurrent.futures
@@ -21,7 +23,7 @@ from jax.experimental import multihost_utils
 
 from marin_dagster.recipe import StageError
 from marin_dagster.training import points
-from marin_dagster.training.model_files import fill, named_arrays, refuse_misfit
+from marin_dagster.training.model_files import fill, named_arrays, refuse_misfit, to_host
 from marin_dagster.training.points import PERMANENT, TEMPORARY, Place
 
 KEPT = 2  # temporary points; the older one serves when the newest does not verify
@@ -63,7 +65,8 @@ class Saver:
         self._pool = concurrent.futures.ThreadPoolExecutor(1, "marin-checkpoint")
         self._pending: concurrent.futures.Future | None = None
         self._orbax = ocp.AsyncCheckpointer(
-            ocp.PyTreeCheckpointHandler(), timeout_secs=COMMIT_SECONDS
+            ocp.PyTreeCheckpointHandler(use_compression=False),  # weights do not shrink
+            timeout_secs=COMMIT_SECONDS,
         )
 
     def __enter__(self) -> "Saver":
@@ -92,18 +95,17 @@ class Saver:
             place = Place.of(self.roots[-1 if permanent else 0], step, self.attempt)
             kind = PERMANENT if permanent else TEMPORARY
             arrays = named_arrays(state)
-            try:
-                if _is_first():
-                    shutil.rmtree(place.draft, ignore_errors=True)
-                    os.makedirs(place.draft)
-                self._orbax.save(
-                    os.path.join(place.draft, points.STATE), args=ocp.args.PyTreeSave(arrays)
-                )
-            except WRITE_ERRORS as error:
-                raise self._failed(error) from error
             shapes = {name: [str(leaf.dtype), list(leaf.shape)] for name, leaf in arrays.items()}
             about = {"kind": kind, "lineage": list(self.lineage), "arrays": shapes}
-            self._pending = self._pool.submit(self._commit, place, dict(facts), about)
+            copies = None
+            if jax.process_count() == 1:
+                copies = to_host(state)
+            else:
+                try:
+                    self._start(place, arrays)
+                except WRITE_ERRORS as error:
+                    raise self._failed(error) from error
+            self._pending = self._pool.submit(self._commit, place, copies, dict(facts), about)
 
     def check(self) -> None:
         """Raises what the last write raised, if it has ended."""
@@ -167,7 +169,22 @@ class Saver:
         ).tolist()
         return None if root < 0 else Place.of(self.roots[root], step, attempt)
 
-    def _commit(self, place: Place, facts: dict[str, Any], about: dict[str, Any]) -> None:
+    def _start(self, place: Place, arrays: Mapping[str, Any]) -> None:
+        """Begins to write arrays; all processes do so, each for its part."""
+        if _is_first():
+            shutil.rmtree(place.draft, ignore_errors=True)
+            os.makedirs(place.draft)
+        self._orbax.save(os.path.join(place.draft, points.STATE), args=ocp.args.PyTreeSave(arrays))
+
+    def _commit(
+        self,
+        place: Place,
+        copies: Mapping[str, np.ndarray] | None,
+        facts: dict[str, Any],
+        about: dict[str, Any],
+    ) -> None:
+        if copies is not None:
+            self._start(place, copies)
         self._orbax.wait_until_finished()
         if _is_first():
             points.publish(place, self.identity, facts, about)

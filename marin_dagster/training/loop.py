@@ -19,7 +19,7 @@ from jax.experimental import multihost_utils
 
 from marin_dagster.data.mixture import Rows
 from marin_dagster.failure import STALLED_EXIT
-from marin_dagster.models.transformer import Transformer
+from marin_dagster.models.language_model import LanguageModel
 from marin_dagster.recipe import Context, Recipe, StageError, payload_diff
 from marin_dagster.termination import termination
 from marin_dagster.training.checkpoint import Restored, Saver
@@ -34,7 +34,7 @@ from marin_dagster.training.step import State, initial_state, make_step
 from marin_dagster.training.timeline import Timeline
 from marin_dagster.training.watchdog import Watchdog, dump_stacks
 
-Keep = Callable[[int, Transformer, list[Row]], None]
+Keep = Callable[[int, LanguageModel, list[Row]], None]
 Facts = Callable[[int], Mapping[str, Any]]
 
 LIVE = (  # what one follows while it trains; the rest is in metrics.jsonl
@@ -66,14 +66,14 @@ class Run:
 
 def train(
     ctx: Context,
-    model: Transformer,
+    model: LanguageModel,
     batches: Batches,
     validation: Mapping[str, Rows],
     batch_size: int,
     run: Run,
     keep: Keep | None = None,
     facts: Facts | None = None,
-) -> tuple[Transformer, list[Row], str | None]:
+) -> tuple[LanguageModel, list[Row], str | None]:
     """Trains from the newest resume point of any root, or from `model`.
 
     `keep` gets the step, the model and the history so far at each of `run.snapshots`; it may be
@@ -130,7 +130,7 @@ class _Loop:
         self.resumed_at: int | None = None
         self.uneven = 0
 
-    def resume(self, model: Transformer) -> None:
+    def resume(self, model: LanguageModel) -> None:
         """Makes the first state of this attempt."""
         run = self.run
         self.state = initial_state(model, run.optimizer, run.num_steps, run.recovery)

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int
 
-from marin_dagster.models.transformer import Transformer, with_router_bias
+from marin_dagster.models.language_model import LanguageModel
+from marin_dagster.models.transformer import with_router_bias
 from marin_dagster.training.guard import Guard, empty_guard, judge
 from marin_dagster.training.loss import token_loss
 from marin_dagster.training.optimizer import OptimizerConfig
@@ -24,14 +25,14 @@ Arrays = Mapping[str, Any]  # NumPy or JAX arrays of a batch, by the names of it
 class State(NamedTuple):
     """What a step reads and replaces."""
 
-    model: Transformer
+    model: LanguageModel
     optimizer: Any
     step: Int[Array, ""]  # steps done
     guard: Guard | None = None  # None: no update is skipped
 
 
 def initial_state(
-    model: Transformer,
+    model: LanguageModel,
     config: OptimizerConfig,
     num_steps: int,
     recovery: Recovery | None = None,
@@ -54,7 +55,7 @@ def make_step(
     """
     transformation = config.make(num_steps)
 
-    def loss_of(model: Transformer, batch: Arrays):
+    def loss_of(model: LanguageModel, batch: Arrays):
         hidden, stats = model(batch["tokens"], batch["segment_ids"])
         loss = token_loss(
             hidden, model.head, batch["targets"], batch["loss_weights"], z_loss_weight
@@ -126,7 +127,7 @@ def router_metrics(stats: dict[str, Array]) -> dict[str, Array]:
 
 
 @eqx.filter_jit
-def evaluation_sums(model: Transformer, batch: Arrays) -> tuple[Array, Array, Array]:
+def evaluation_sums(model: LanguageModel, batch: Arrays) -> tuple[Array, Array, Array]:
     """Returns the weighted nats of a batch, its weight, and the load of every expert."""
     hidden, stats = model(batch["tokens"], batch["segment_ids"])
     loss = token_loss(hidden, model.head, batch["targets"], batch["loss_weights"])

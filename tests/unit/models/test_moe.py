@@ -4,11 +4,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marin_dagster.models.config import ModelConfig
+from marin_dagster.models.config import MoEConfig
 from marin_dagster.models.experts import apply_experts, block_layout
 from marin_dagster.models.router import Router, upper_quantile
 
-CONFIG = ModelConfig(
+CONFIG = MoEConfig(
     hidden_dim=16,
     num_layers=1,
     num_heads=2,

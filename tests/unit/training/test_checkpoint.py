@@ -212,11 +212,12 @@ def test_a_folder_that_cannot_be_written_is_an_error_that_says_so(tmp_path):
         (tmp_path / "root").write_text("a file")
         with pytest.raises(StageError, match="could not be written"):
             writer.save(10, state(10), {})
+            writer.wait()
 
 
 def test_an_address_is_no_root(tmp_path):
     with pytest.raises(ValueError, match="mount the bucket"):
-        saver(Path("root")).__class__(["gs://bucket/root"], OURS, print)
+        Saver(["gs://bucket/root"], OURS, print)
 
 
 ON_DEVICES = """

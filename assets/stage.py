@@ -75,6 +75,8 @@ def stage_asset(
             wandb_mode=tracker.mode(),
             hub_token=hub.token(),
             devices=launcher.devices(),
+            checkpoint_roots=launcher.checkpoint_roots(),
+            grace_seconds=launcher.grace_seconds,
         )
         try:
             outcome = _build(context, opened, recipe, launcher, placement)

@@ -22,7 +22,7 @@ class Environment:
     region: str | None  # MARIN_REGION: where this machine computes
     cross_region: bool  # MARIN_CROSS_REGION: allow
     container_image: str | None  # MARIN_CONTAINER_IMAGE
-    placement: Placement  # MARIN_WORKERS, HF_TOKEN, WANDB_MODE, and those of its devices
+    placement: Placement  # MARIN_WORKERS, HF_TOKEN, WANDB_MODE, MARIN_CHECKPOINT_ROOTS, devices
     webserver: str  # MARIN_DAGSTER_URL: where `dagster dev` is reached
     timeout_seconds: float | None  # MARIN_TIMEOUT_SECONDS: wall time of a worker
     hang_seconds: float | None  # MARIN_HANG_SECONDS: longest silence of a worker
@@ -53,6 +53,7 @@ def read_environment() -> Environment:
             hub_token=os.environ.get("HF_TOKEN") or None,
             wandb_mode=_wandb_mode(),
             devices=_devices(),
+            checkpoint_roots=_folders("MARIN_CHECKPOINT_ROOTS"),
         ),
         webserver=os.environ.get("MARIN_DAGSTER_URL") or DEFAULT_WEBSERVER,
         timeout_seconds=_seconds("MARIN_TIMEOUT_SECONDS"),
@@ -110,6 +111,18 @@ def _positive(name: str, default: int) -> int:
     if not (text.isascii() and text.isdigit()) or int(text) < 1:
         raise ValueError(f"{name}={text!r} is not a positive whole number")
     return int(text)
+
+
+def _folders(name: str) -> tuple[str, ...]:
+    """Absolute folders, separated as in PATH."""
+    folders = tuple(filter(None, (os.environ.get(name) or "").split(os.pathsep)))
+    for folder in folders:
+        if not os.path.isabs(folder):
+            raise ValueError(
+                f"{name} has {folder!r}, which is not an absolute path; name folders as in PATH, "
+                f"separated by {os.pathsep!r}, and mount a bucket before"
+            )
+    return folders
 
 
 def _seconds(name: str) -> float | None:

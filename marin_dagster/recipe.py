@@ -117,6 +117,8 @@ class Placement:
     hub_token: str | None = field(default=None, repr=False)
     wandb_mode: str = "offline"  # offline | online | disabled
     devices: Devices = Devices()
+    checkpoint_roots: tuple[str, ...] = ()  # folders for resume points, beside the work folder
+    grace_seconds: float = 8.0  # between the notice that a process must end and its end
 
 
 @runtime_checkable

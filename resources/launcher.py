@@ -49,6 +49,10 @@ class LauncherResource(dg.ConfigurableResource):
         found = read_environment().placement.devices
         return found if self.mesh is None else dataclasses.replace(found, mesh=self.mesh)
 
+    def checkpoint_roots(self) -> tuple[str, ...]:
+        """Where resume points are kept beside the work folder, by MARIN_CHECKPOINT_ROOTS."""
+        return read_environment().placement.checkpoint_roots
+
     def launcher(self) -> Launcher:
         return LocalLauncher(grace_seconds=self.grace_seconds)
 
@@ -172,7 +176,7 @@ def report_published(instance: dg.DagsterInstance, store: Store, recipe: Recipe)
 
 
 def _summary(address: str, state: JobState, inbox: Inbox, tail: list[str]) -> Summary:
-    if inbox.failure is not None and state.reason in (None, "error"):
+    if inbox.failure is not None and state.reason in (None, "error", inbox.failure.reason):
         raise StageError(
             inbox.failure.reason,
             inbox.failure.message,

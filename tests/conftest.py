@@ -43,7 +43,10 @@ _install_toys()
 install_import_hook(
     [
         "marin_dagster.models",
-        *(f"marin_dagster.training.{n}" for n in ("hyperball", "loss", "step", "sampling")),
+        *(
+            f"marin_dagster.training.{n}"
+            for n in ("guard", "hyperball", "loss", "step", "sampling")
+        ),
     ],
     "beartype.beartype",
 )

@@ -19,7 +19,7 @@ from marin_dagster.evaluation.export import ExportHuggingFace
 from marin_dagster.models.config import MoEConfig
 from marin_dagster.posttraining.chat import END
 from marin_dagster.recipe import Context, StageError, Summary
-from marin_dagster.training.checkpoint import load_model, read_config, to_host
+from marin_dagster.training.model_files import load_model, read_config, to_host
 
 WEIGHTS = "model.safetensors"
 CHECKED_WITH = ("torch", "transformers")  # the extra `export`

@@ -11,8 +11,8 @@ from marin_dagster.data.tokenizer import TextTokenizer, load_tokenizer
 from marin_dagster.models.language_model import LanguageModel
 from marin_dagster.posttraining.chat import END, render_prompt, show_mask
 from marin_dagster.recipe import Context, StageError, Summary
-from marin_dagster.training.checkpoint import load_model, read_config
 from marin_dagster.training.loop import Run, train
+from marin_dagster.training.model_files import load_model, read_config
 from marin_dagster.training.outputs import write_checkpoint
 from marin_dagster.training.pretrain_build import open_caches, open_mixture
 from marin_dagster.training.sampling import generate

@@ -1,36 +1,45 @@
 """Turns a model and batches by step into a trained model, resuming where an attempt stopped.
 
-Pretraining and fine-tuning are the same loop. It stops a run that diverges or whose checkpoints
-cannot be written.
+Pretraining and fine-tuning are the same loop. What it does about trouble is a value of the recipe
+(`Recovery`); what it did is told by the events among the metrics.
 """
 
+import contextlib
+import json
 import math
 import os
-import queue
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
 
+import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
-from marin_dagster.data.mixture import Batch, Rows
+from marin_dagster.data.mixture import Rows
+from marin_dagster.failure import STALLED_EXIT
 from marin_dagster.models.dispatch import exchange_by
 from marin_dagster.models.language_model import LanguageModel
-from marin_dagster.recipe import Context, StageError
+from marin_dagster.recipe import Context, Recipe, StageError, payload_diff
+from marin_dagster.termination import termination
 from marin_dagster.training.balance import Balance
-from marin_dagster.training.checkpoint import Saver, restore
+from marin_dagster.training.checkpoint import Restored, Saver
 from marin_dagster.training.evaluate import evaluate
+from marin_dagster.training.guard import empty_guard
 from marin_dagster.training.mesh import global_batch, make_mesh, on_mesh, shard_state
-from marin_dagster.training.metrics import MetricsLog, Row, read_metrics
+from marin_dagster.training.metrics import Row, read_metrics
 from marin_dagster.training.optimizer import OptimizerConfig
+from marin_dagster.training.preemption import Preemption
+from marin_dagster.training.prefetch import Batches, Prefetch
+from marin_dagster.training.recovery import Course, KeepEvery, Recovery, is_permanent
 from marin_dagster.training.step import State, initial_state, make_step
-from marin_dagster.training.tracker import WANDB_FOLDER, WandbMirror
+from marin_dagster.training.timeline import Timeline
+from marin_dagster.training.watchdog import Watchdog, dump_stacks
 
 Keep = Callable[[int, LanguageModel, list[Row]], None]
+Facts = Callable[[int], Mapping[str, Any]]
 
-PREFETCHED = 2  # batches ready before they are asked for
 LIVE = (  # what one follows while it trains; the rest is in metrics.jsonl
     "train/loss",
     "train/grad_norm",
@@ -40,13 +49,7 @@ LIVE = (  # what one follows while it trains; the rest is in metrics.jsonl
     "tokens",
 )
 UNEVEN, UNEVEN_STEPS = 3.0, 50  # an expert at three fair shares for fifty steps is an alarm
-
-
-@runtime_checkable
-class Batches(Protocol):
-    """Batches by step number: a pure function, so that a resume needs no state."""
-
-    def batch(self, step: int) -> Batch: ...
+AGREED_STEPS = 16  # how often several processes ask the first one's clock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +59,13 @@ class Run:
     optimizer: OptimizerConfig
     num_steps: int
     z_loss_weight: float = 0.0
-    balance: Balance = Balance()
+    balance: Balance = Balance()  # noqa: RUF009 (a frozen value)
     steps_per_eval: int | None = None  # None: at the end only
-    steps_per_checkpoint: int | None = None  # resume points; None: none
+    steps_per_checkpoint: int | None = None  # temporary resume points; None: not by steps
+    minutes_per_checkpoint: float | None = None  # the same by the clock
+    keep_checkpoints: tuple[KeepEvery, ...] = ()  # permanent resume points
     snapshots: tuple[int, ...] = ()  # steps whose model is handed to `keep`
+    recovery: Recovery | None = None  # None: the first bad step ends the run
 
 
 def train(
@@ -70,85 +76,153 @@ def train(
     batch_size: int,
     run: Run,
     keep: Keep | None = None,
+    facts: Facts | None = None,
 ) -> tuple[LanguageModel, list[Row], str | None]:
-    """Trains from the newest resume point in `ctx.work`, or from `model`.
+    """Trains from the newest resume point of any root, or from `model`.
 
-    `keep` gets the step, the model and the history so far at each of `run.snapshots`, before a
-    resume point of that step or a later one is written. Writes `metrics.jsonl` into `ctx.work`;
-    returns the model, the history, each step once, and the address of the run's page at Weights &
-    Biases, if it has one.
-    Raises StageError("diverged") for a loss that is not finite, and StageError("error") when a
-    resume point could not be written.
+    `keep` gets the step, the model and the history so far at each of `run.snapshots`; it may be
+    asked for the last one again after a resume. `facts` gives, as JSON values, what a resume at a
+    step must find unchanged: where each source stands, and which source it is. Writes
+    `metrics.jsonl` into `ctx.work`; returns the model, the history, each step once, and the address
+    of the run's page at Weights & Biases, if it has one.
+
+    Raises StageError: "diverged" when `run.recovery` has no way on, "bad_input" for a resume point
+    of other data or another model, "error" when a resume point could not be written.
     """
-    log = MetricsLog(os.path.join(ctx.work, "metrics.jsonl"))
-    folder = os.path.join(ctx.work, "resume")
-    state = initial_state(model, run.optimizer, run.num_steps)
-    first, model, optimizer = restore(folder, state.model, state.optimizer, ctx.log)
-    devices = ctx.placement.devices
-    mesh = make_mesh(devices.mesh)
-    state = shard_state(State(model, optimizer, state.step + first), mesh)
-    if first:
-        ctx.log(f"attempt {log.attempt} goes on after step {first}")
-    mirror = WandbMirror(
-        ctx.placement.wandb_mode,
-        os.path.join(ctx.out, WANDB_FOLDER),  # beside the files, not among them: it names this host
-        ctx.recipe.address,
-        log.attempt,
-        ctx.recipe.payload,
-        ctx.log,
-    )
-    loop = _Loop(ctx, run, validation, batch_size, log, mirror, keep, mesh)
+    roots = [os.path.join(ctx.work, "resume")]
+    roots += [
+        os.path.join(root, ctx.recipe.stage, ctx.recipe.key)
+        for root in ctx.placement.checkpoint_roots
+    ]
+    timeline = Timeline(ctx)
     try:
+        mesh = make_mesh(ctx.placement.devices.mesh)
         with (
             on_mesh(mesh),
-            exchange_by(devices.exchange),
-            Saver(folder) as saver,
-            _Prefetch(batches, first, run.num_steps) as source,
+            exchange_by(ctx.placement.devices.exchange),
+            Saver(roots, ctx.recipe.fingerprint, ctx.log) as saver,
         ):
-            state = loop.steps(state, source, saver, first)
+            loop = _Loop(ctx, run, batches, facts, timeline, saver, mesh)
+            loop.validation, loop.batch_size, loop.keep = validation, batch_size, keep
+            loop.resume(model)
+            loop.run_to_the_end()
     finally:
-        log.close()
-        mirror.finish()
-    return state.model, read_metrics(log.path), mirror.url
+        timeline.close()
+    return loop.state.model, read_metrics(timeline.path), timeline.url
 
 
 class _Loop:
-    """The parts of a run that every step touches."""
+    """A run in its attempt. `state`, `step`, `loss` and `course` change together, when busy."""
+
+    state: State
+    validation: Mapping[str, Rows]
+    batch_size: int
+    keep: Keep | None
 
     def __init__(
         self,
         ctx: Context,
         run: Run,
-        validation: Mapping[str, Rows],
-        batch_size: int,
-        log: MetricsLog,
-        mirror: WandbMirror,
-        keep: Keep | None,
+        batches: Batches,
+        facts: Facts | None,
+        timeline: Timeline,
+        saver: Saver,
         mesh: Any,
     ):
-        self.ctx, self.run, self.log, self.mirror = ctx, run, log, mirror
-        self.validation, self.batch_size, self.keep = validation, batch_size, keep
-        self.mesh = mesh
+        self.ctx, self.run, self.batches, self.facts = ctx, run, batches, facts
+        self.timeline, self.saver, self.mesh = timeline, saver, mesh
+        self.step, self.loss, self.course = 0, float("nan"), Course()
+        self.step_fn = make_step(
+            run.optimizer,
+            run.num_steps,
+            run.z_loss_weight,
+            run.balance,
+            run.recovery,
+            ctx.placement.devices.micro_batches,
+            ctx.placement.devices.remat,
+        )
+        self.watchdog = Watchdog(self._stalled)
+        self.preemption = Preemption(self, ctx.placement.grace_seconds)
+        self.compiled: set[tuple[int, ...]] = set()  # shapes of batches
+        self.saved_at = time.monotonic()
+        self.resumed_at: int | None = None
         self.uneven = 0
 
-    def steps(self, state: State, source: "_Prefetch", saver: Saver, first: int) -> State:
-        devices = self.ctx.placement.devices
-        step_fn = make_step(
-            self.run.optimizer,
-            self.run.num_steps,
-            self.run.z_loss_weight,
-            self.run.balance,
-            devices.micro_batches,
-            devices.remat,
+    def resume(self, model: LanguageModel) -> None:
+        """Makes the first state of this attempt."""
+        run = self.run
+        state = initial_state(model, run.optimizer, run.num_steps, run.recovery)
+        self.state = shard_state(state, self.mesh)
+        found = self.saver.restore(self.state)
+        self.timeline.begin(self.saver.attempt)
+        attempt, start = self.timeline.attempt, 0 if found is None else found.step
+        self.saver.branch(attempt, start)
+        self.timeline.event(start, "attempt", **_devices())
+        if found is None:
+            return
+        self._take(found)
+        lost = max(0, self.timeline.reached - self.step)
+        self.resumed_at = self.step
+        logged = self.timeline.logged.get(self.step, {})
+        self.timeline.event(
+            self.step,
+            "resume",
+            from_attempt=found.attempt,
+            lost_steps=lost,
+            saved_loss=self.loss,
+            logged_loss=logged.get("train/loss"),
         )
-        for step in range(first, self.run.num_steps):
-            began = time.perf_counter()
-            batch = source.next()
-            waited = time.perf_counter() - began
-            state, arrays = step_fn(state, global_batch(batch, self.mesh))
-            metrics = {name: float(value) for name, value in arrays.items()}
+        again = f"; {lost} logged steps are done again" if lost else ""
+        self.ctx.log(f"attempt {attempt} goes on after step {self.step}{again}")
+
+    def run_to_the_end(self) -> None:
+        with self.watchdog, termination.calls(self.preemption.handle):
+            if self.step:
+                self._look(self.step)  # the last attempt may have ended before it did
+            while not self._steps():
+                self._roll_back()
+
+    def _steps(self) -> bool:
+        """Goes on to the last step; False when it has to go back first."""
+        offset = self.course.data_offset
+        wanted = range(self.step + offset, self.run.num_steps + offset)
+        with Prefetch(self.batches, wanted) as source:
+            while self.step < self.run.num_steps:
+                began = time.perf_counter()
+                with self.watchdog.during("the next batch"):
+                    batch = source.next()
+                waited = time.perf_counter() - began
+                self._prepare(batch)
+                self._advance(batch, began, waited)
+                self.saver.check()
+                if self.course.skips and self._is_hopeless():
+                    return False
+                self._look(self.step)
+                self._save_if_due()
+                self.preemption.agree()
+        return True
+
+    def _prepare(self, batch: Mapping[str, Any]) -> None:
+        """Before the first step with batches of a shape: it compiles, and its losses may leap."""
+        shape, before = list(batch["tokens"].shape), self.course.batch_shape
+        if before not in (None, shape):
+            self.timeline.event(self.step, "phase", batch_shape=shape, before=before)
+        with self.preemption.busy():
+            self.course.batch_shape = shape
+            if before not in (None, shape) and self.run.recovery is not None:
+                self.state = self.state._replace(guard=empty_guard(self.run.recovery))
+        if tuple(shape) not in self.compiled and self.compiled and self._saves():
+            self.save()  # a signal while the program is compiled finds everything on disk
+
+    def _advance(self, batch: Mapping[str, Any], began: float, waited: float) -> None:
+        """Does one step, and logs it before anybody can save its state."""
+        shape, done = batch["tokens"].shape, self.step + 1
+        watch = self.watchdog.step(done) if shape in self.compiled else None
+        with self.preemption.busy():
+            with watch or self.watchdog.during(f"compiling step {done}"):
+                self.state, arrays = self.step_fn(self.state, global_batch(batch, self.mesh))
+                metrics = {name: float(value) for name, value in arrays.items()}
             seconds = time.perf_counter() - began
-            done = step + 1
             tokens = int(batch["tokens"].size)
             metrics |= {
                 "tokens": done * tokens,
@@ -157,38 +231,21 @@ class _Loop:
                 "throughput/tokens_per_second": tokens / seconds,
                 "throughput/input_wait_fraction": waited / seconds,
             }
-            self._refuse_if_diverged(done, metrics)
-            if self._due(done, self.run.steps_per_eval) or done == self.run.num_steps:
-                metrics |= evaluate(state.model, self.validation, self.batch_size)
-            self._report(done, metrics)
-            saver.check()
-            if self.keep is not None and done in self.run.snapshots:
-                self.keep(done, state.model, read_metrics(self.log.path))
-            if self._due(done, self.run.steps_per_checkpoint):
-                saver.save(done, state.model, state.optimizer)
-        return state
+            self.step, self.loss = done, metrics["train/loss"]
+            self.course.note(done, _is_bad(metrics))
+            self.timeline.row(done, metrics)
+        self.compiled.add(shape)
+        self._report(metrics)
 
-    def _due(self, done: int, every: int | None) -> bool:
-        return every is not None and done % every == 0
-
-    def _refuse_if_diverged(self, done: int, metrics: Mapping[str, float]) -> None:
-        for name in ("train/loss", "train/grad_norm"):
-            if not math.isfinite(metrics[name]):
-                self.log.write(done, metrics)
-                raise StageError(
-                    "diverged",
-                    f"{name}={metrics[name]} at step {done} of {self.ctx.recipe.address}; "
-                    "lower the learning rate or warm up longer",
-                )
-
-    def _report(self, done: int, metrics: Mapping[str, float]) -> None:
-        self.mirror.log(self.log.write(done, metrics))
-        self.ctx.progress(
-            done,
-            self.run.num_steps,
-            "steps",
-            **{key: metrics[key] for key in LIVE if key in metrics},
-        )
+    def _report(self, metrics: Mapping[str, float]) -> None:
+        done = self.step
+        if self.resumed_at == done - 1:
+            self.timeline.compare(done, self.loss, self.course.branch)
+        if self.course.skips:
+            numbers = {name: metrics[f"train/{name}"] for name in ("loss", "grad_norm")}
+            self.timeline.event(done, "skip", in_a_row=self.course.skips, **numbers)
+        live = {key: metrics[key] for key in LIVE if key in metrics}
+        self.ctx.progress(done, self.run.num_steps, "steps", **live)
         self.uneven = self.uneven + 1 if metrics.get("moe/max_load_ratio", 0.0) > UNEVEN else 0
         if self.uneven == UNEVEN_STEPS:
             self.ctx.log(
@@ -196,52 +253,163 @@ class _Loop:
                 f"tokens for {UNEVEN_STEPS} steps, up to step {done}"
             )
 
+    def _look(self, step: int) -> None:
+        """Evaluates the model and hands it over, where that is due after this step."""
+        due = self.run.steps_per_eval is not None and step % self.run.steps_per_eval == 0
+        if (due or step == self.run.num_steps) and not self._evaluated(step):
+            began = time.perf_counter()
+            with self.watchdog.during("the evaluation"):
+                metrics = evaluate(self.state.model, self.validation, self.batch_size)
+            if metrics:
+                self.timeline.row(step, metrics)
+                seconds = round(time.perf_counter() - began, 3)
+                self.timeline.event(step, "evaluation", duration_seconds=seconds)
+        if self.keep is not None and step in self.run.snapshots:
+            with self.watchdog.during("publishing a snapshot"):
+                self.keep(step, self.state.model, read_metrics(self.timeline.path))
 
-class _Prefetch:
-    """Makes batches in a thread, a few ahead; what it raises is raised by `next`."""
+    def _evaluated(self, step: int) -> bool:
+        """Whether an earlier attempt has done so, on this very state."""
+        logged = self.timeline.logged.get(step, {})
+        return self.resumed_at == step and any(name.startswith("eval/") for name in logged)
 
-    def __init__(self, batches: Batches, first: int, last: int):
-        self._ready: queue.Queue[Any] = queue.Queue(PREFETCHED)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(
-            target=self._fill, args=(batches, range(first, last)), daemon=True
+    def _saves(self) -> bool:
+        run = self.run
+        return bool(run.steps_per_checkpoint or run.minutes_per_checkpoint or run.keep_checkpoints)
+
+    def _save_if_due(self) -> None:
+        run, step = self.run, self.step
+        permanent = is_permanent(step, run.keep_checkpoints)
+        by_steps = run.steps_per_checkpoint is not None and step % run.steps_per_checkpoint == 0
+        by_clock = run.minutes_per_checkpoint is not None and _agreed(
+            step, time.monotonic() - self.saved_at > 60 * run.minutes_per_checkpoint
+        )
+        if permanent or ((by_steps or by_clock) and not self.course.skips):
+            self.save(permanent=permanent)
+
+    def save(self, permanent: bool = False) -> None:
+        """Starts to write a resume point."""
+        began = time.perf_counter()
+        with self.watchdog.during("saving a checkpoint"):
+            self.saver.save(self.step, self.state, self._facts(), permanent=permanent)
+        self.saved_at = time.monotonic()
+        blocked = round(time.perf_counter() - began, 4)
+        self.timeline.event(self.step, "checkpoint", permanent=permanent, blocked_seconds=blocked)
+
+    def _facts(self) -> dict[str, Any]:
+        """What a resume needs beside the arrays."""
+        return {
+            "course": asdict(self.course),
+            "loss": self.loss,
+            "same": self._same(self.step + self.course.data_offset),
+        }
+
+    def _same(self, data_step: int) -> dict[str, Any]:
+        """What a resume must find unchanged."""
+        data = {} if self.facts is None else dict(self.facts(data_step))
+        return {"optimizer": repr(self.run.optimizer), "num_steps": self.run.num_steps, **data}
+
+    def _take(self, found: Restored) -> None:
+        course = Course(**found.facts["course"])
+        refuse_changed(
+            found.facts["same"], self._same(found.step + course.data_offset), self.ctx.recipe
+        )
+        self.state, self.step = found.state, found.step
+        self.loss, self.course = found.facts["loss"], course
+
+    def _is_hopeless(self) -> bool:
+        """Whether to go back. Raises StageError("diverged") when the policy has no way on."""
+        policy, course = self.run.recovery, self.course
+        if policy is not None and course.skips < policy.max_skips:
+            return False
+        if policy is None or course.rollbacks >= policy.max_rollbacks:
+            raise self._diverged(f"{course.rollbacks} rollbacks did not help")
+        return True
+
+    def _diverged(self, why: str) -> StageError:
+        row = self.timeline.last
+        numbers = {name: row[f"train/{name}"] for name in ("loss", "grad_norm")}
+        counts = {"skips": self.course.skips, "rollbacks": self.course.rollbacks}
+        said = ", ".join(f"train/{name}={value:.6g}" for name, value in numbers.items())
+        return StageError(
+            "diverged",
+            f"{said} at step {self.step} of {self.ctx.recipe.address}, the bad step number "
+            f"{self.course.skips} in a row; {why}; lower the learning rate or warm up longer",
+            {"step": self.step, **numbers, **counts},
         )
 
-    def __enter__(self) -> "_Prefetch":
-        self._thread.start()
-        return self
+    def _roll_back(self) -> None:
+        reached, course = self.step, self.course
+        found = self.saver.restore(self.state, before=course.first_skip)
+        if found is None:
+            raise self._diverged(f"no resume point is from before step {course.first_skip}")
+        attempt = self.timeline.branch()
+        with self.preemption.busy():
+            self.state, self.step, self.loss = found.state, found.step, found.facts["loss"]
+            self.course = course.went_back(reached, found.step, attempt)
+            self.course.batch_shape = found.facts["course"]["batch_shape"]
+            self.saver.branch(attempt, found.step)
+        self.timeline.event(
+            self.step,
+            "rollback",
+            reached=reached,
+            data_offset=self.course.data_offset,
+            rollbacks=self.course.rollbacks,
+        )
+        self.ctx.log(
+            f"rolled back from step {reached} to {self.step} after {course.skips} bad steps in a "
+            f"row; the data of steps {self.step + 1} to {reached} is passed over"
+        )
+        self.save_now()  # the next attempt must not return to what was left behind
 
-    def __exit__(self, *_: Any) -> None:
-        self._stop.set()
-        self._thread.join()
+    def settle(self) -> int:
+        with contextlib.suppress(StageError):  # the caller asks what is durable
+            self.saver.wait()
+        return self.saver.last_durable or 0
 
-    def next(self) -> dict[str, np.ndarray]:
-        item = self._ready.get()
-        if isinstance(item, BaseException):
-            raise item
-        return item
+    def save_now(self) -> None:
+        self.save()
+        self.saver.wait()
 
-    def _fill(self, batches: Batches, steps: range) -> None:
-        for item in _batches_or_error(batches, steps):
-            while not self._stop.is_set():
-                try:
-                    self._ready.put(item, timeout=0.1)
-                    break
-                except queue.Full:
-                    continue
-            if self._stop.is_set():
-                return
+    def said(self, event: str, message: str, **facts: int) -> None:
+        self.timeline.event(self.step, event, message=message, **facts)
+        self.ctx.log(message)
+
+    def _stalled(self, message: str) -> None:
+        dump_stacks()
+        text = f"{message}; the stacks of all threads are in the log of the worker"
+        self.said("hang", text)
+        if termination.listening:
+            evidence = {"step": self.step}
+            termination.end(STALLED_EXIT, "hang", text, evidence)
 
 
-def _batches_or_error(batches: Batches, steps: range) -> Iterator[Any]:
-    try:
-        for step in steps:
-            batch = batches.batch(step)
-            yield {
-                "tokens": batch.tokens,
-                "targets": batch.targets,
-                "loss_weights": batch.loss_weights,
-                "segment_ids": batch.segment_ids,
-            }
-    except (OSError, ValueError, StageError) as error:
-        yield error
+def refuse_changed(stored: Any, current: Any, recipe: Recipe) -> None:
+    """Raises StageError("bad_input") that lists what is not as it was when a point was saved."""
+    rows = payload_diff(stored, json.loads(json.dumps(current)))
+    if rows:
+        listed = "; ".join(f"{path}: {old!r} was saved, {new!r} now" for path, old, new in rows[:8])
+        raise StageError(
+            "bad_input",
+            f"the resume point of {recipe.address} was saved in a run that read other data or was "
+            f"set otherwise ({listed}); restore what has changed, or build with --force to start "
+            "anew",
+        )
+
+
+def _is_bad(metrics: Mapping[str, float]) -> bool:
+    numbers = (metrics["train/loss"], metrics["train/grad_norm"])
+    return bool(metrics["train/skipped"]) or not all(map(math.isfinite, numbers))
+
+
+def _agreed(step: int, due: bool) -> bool:
+    """What the first process says; asked now and then only, for all wait for the answer."""
+    if jax.process_count() == 1:
+        return due
+    if step % AGREED_STEPS:
+        return False
+    return bool(multihost_utils.broadcast_one_to_all(np.array(due)))
+
+
+def _devices() -> dict[str, Any]:
+    return {"devices": jax.device_count(), "processes": jax.process_count()}

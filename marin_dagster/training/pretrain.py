@@ -33,7 +33,7 @@ class Pretrain(Checkpoint):
     seed: int
     validation: tuple[TokenCache, ...] = ()
     z_loss_weight: float = 1e-4
-    balance: Balance = Balance()
+    balance: Balance = Balance()  # noqa: RUF009 (a frozen value)
     steps_per_eval: int | None = None
     steps_per_checkpoint: int | None = 100
     snapshots: tuple[int, ...] = ()  # steps

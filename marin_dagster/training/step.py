@@ -11,7 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from marin_dagster.models.language_model import LanguageModel
 from marin_dagster.models.moe import MoE
@@ -27,10 +27,12 @@ from marin_dagster.models.router import (
 )
 from marin_dagster.models.transformer import PADDING
 from marin_dagster.training.balance import Balance
+from marin_dagster.training.guard import Guard, empty_guard, judge
 from marin_dagster.training.hyperball import norm_drift
 from marin_dagster.training.loss import token_loss
 from marin_dagster.training.mesh import constrain_state
 from marin_dagster.training.optimizer import OptimizerConfig
+from marin_dagster.training.recovery import Recovery
 
 Arrays = Mapping[str, Any]  # NumPy or JAX arrays of a batch, by the names of its fields
 Sums = dict[str, Array]
@@ -42,6 +44,7 @@ class State(NamedTuple):
     model: LanguageModel
     optimizer: Any
     step: Int[Array, ""]  # steps done
+    guard: Guard | None = None  # None: no update is skipped
 
 
 class Whole(NamedTuple):
@@ -52,10 +55,16 @@ class Whole(NamedTuple):
     assignments: Float[Array, "L E"] | None  # None: a part is the whole, and counts its own
 
 
-def initial_state(model: LanguageModel, config: OptimizerConfig, num_steps: int) -> State:
+def initial_state(
+    model: LanguageModel,
+    config: OptimizerConfig,
+    num_steps: int,
+    recovery: Recovery | None = None,
+) -> State:
     """Makes the state before the first step."""
     optimizer = config.make(num_steps).init(eqx.filter(model, eqx.is_array))
-    return State(model, optimizer, jnp.zeros((), jnp.int32))
+    guard = None if recovery is None else empty_guard(recovery)
+    return State(model, optimizer, jnp.zeros((), jnp.int32), guard)
 
 
 def make_step(
@@ -63,10 +72,13 @@ def make_step(
     num_steps: int,
     z_loss_weight: float,
     balance: Balance = Balance(),  # noqa: B008 (a frozen value)
+    recovery: Recovery | None = None,
     micro_batches: int = 1,
     remat: str = "none",
 ) -> Callable[[State, Arrays], tuple[State, dict[str, Array]]]:
     """Compiles `step(state, batch) -> (state, metrics)`; it reuses the memory of its state.
+
+    A step that `recovery` skips returns the model and the optimizer that it was given.
 
     `micro_batches` and `remat` save memory and change no number: the batch is read in that many
     parts of its rows; with "block" every layer is computed again on the way back.
@@ -83,20 +95,25 @@ def make_step(
         model = eqx.apply_updates(state.model, updates)
         if balance.quantile:
             model = balanced(model, sums)
+        grad_norm = optax.global_norm(grads)
+        new, skipped = State(model, optimizer, state.step + 1), jnp.zeros((), bool)
+        if recovery is not None:
+            new, skipped = _unless_skipped(state, new, sums["loss"], grad_norm, recovery)
         metrics = {
             "train/loss": sums["loss"],
             "train/cross_entropy": sums["cross_entropy"],
             "train/z_loss": sums["z_loss"],
-            "train/grad_norm": optax.global_norm(grads),
+            "train/grad_norm": grad_norm,
             "train/param_norm": optax.global_norm(params),
             "train/update_norm": optax.global_norm(updates),
+            "train/skipped": skipped,
             **config.rates_at(state.step, num_steps),
             **router_metrics(state.model, sums),
         }
         drift = norm_drift(optimizer)
         if drift is not None:
             metrics["optim/norm_drift"] = drift
-        return constrain_state(State(model, optimizer, state.step + 1)), metrics
+        return constrain_state(new), metrics
 
     return lambda state, batch: step(batch, state)
 
@@ -138,7 +155,8 @@ class _Losses(NamedTuple):
         self, model: LanguageModel, batch: Arrays, whole: Whole, key: PRNGKeyArray
     ) -> tuple[Array, Sums]:
         """Returns this part's share of what is minimised, and its sums."""
-        hidden, sums = _rematerialised(model, self.remat)(batch["tokens"], batch["segment_ids"], key)
+        forward = _rematerialised(model, self.remat)
+        hidden, sums = forward(batch["tokens"], batch["segment_ids"], key)
         loss = token_loss(
             hidden,
             model.head,
@@ -231,6 +249,28 @@ def _add_up(function: Callable[[Any], Any], split: Any) -> Any:
         return jax.tree.map(jnp.add, total, function(part)), None
 
     return jax.lax.scan(add, zeros, split)[0]
+
+
+def _unless_skipped(
+    old: State,
+    new: State,
+    loss: Float[Array, ""],
+    grad_norm: Float[Array, ""],
+    recovery: Recovery,
+) -> tuple[State, Bool[Array, ""]]:
+    """The new state, or what the guard says: the old model and moments, and the step counted.
+
+    Whole numbers of an optimizer count its steps; they go on, so that the learning rate stays that
+    of the step.
+    """
+    assert old.guard is not None
+    skip, guard = judge(old.guard, loss, grad_norm, recovery)
+
+    def keep(before, after):
+        return jnp.where(skip, before, after) if eqx.is_inexact_array(after) else after
+
+    model, optimizer = jax.tree.map(keep, old[:2], new[:2])
+    return State(model, optimizer, new.step, guard), skip
 
 
 def router_metrics(model: LanguageModel, sums: Sums) -> dict[str, Array]:

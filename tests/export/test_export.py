@@ -14,7 +14,7 @@ from marin_dagster.evaluation.export_build import hugging_face_tensors
 from marin_dagster.evaluation.export_check import compare_with_transformers
 from marin_dagster.posttraining.chat import render
 from marin_dagster.recipe import StageError
-from marin_dagster.training.checkpoint import to_host
+from marin_dagster.training.model_files import to_host
 
 
 def test_logits_equal_ours(exported):

@@ -39,7 +39,7 @@ class RandomModel(Checkpoint):
         from marin_dagster.data.tokenizer import load_tokenizer
         from marin_dagster.models.router import with_router_bias
         from marin_dagster.models.transformer import Transformer
-        from marin_dagster.training.checkpoint import save_model
+        from marin_dagster.training.model_files import save_model
 
         tokenizer = load_tokenizer(ctx.path(self.tokenizer))
         model = eqx.filter_jit(Transformer)(SMALL, tokenizer.vocab_size, jax.random.key(0))

@@ -7,7 +7,7 @@ import pytest
 from marin_dagster.data.tokenize import TokenizeConversations
 from marin_dagster.posttraining.sft import SupervisedFineTune
 from marin_dagster.recipe import StageError
-from marin_dagster.training.checkpoint import load_model
+from marin_dagster.training.model_files import load_model
 from marin_dagster.training.optimizer import AdamW
 from marin_dagster.training.schedule import Linear
 from tests.fake_context import build

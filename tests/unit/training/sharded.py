@@ -12,8 +12,8 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from marin_dagster.models.dispatch import exchange_by
 from marin_dagster.models.config import MoEConfig
+from marin_dagster.models.dispatch import exchange_by
 from marin_dagster.models.router import with_router_bias
 from marin_dagster.models.transformer import Transformer
 from marin_dagster.training.balance import Balance

@@ -14,7 +14,7 @@ from marin_dagster.kinds import Checkpoint
 from marin_dagster.models.router import router_bias
 from marin_dagster.models.transformer import Transformer
 from marin_dagster.recipe import Placement, StageError
-from marin_dagster.training import checkpoint, loop
+from marin_dagster.training import loop, model_files, points
 from marin_dagster.training.loop import Run, train
 from marin_dagster.training.metrics import read_metrics
 from marin_dagster.training.optimizer import AdamW
@@ -96,7 +96,7 @@ def test_snapshots_are_handed_over_at_their_steps_and_change_no_number(uninterru
     kept = {}
 
     def keep(step, model, history):
-        kept[step] = ([row["step"] for row in history], checkpoint.to_host(model))
+        kept[step] = ([row["step"] for row in history], model_files.to_host(model))
 
     how = dataclasses.replace(RUN, snapshots=(3, 5))
     model, history = run(tmp_path, how=how, keep=keep)
@@ -123,15 +123,10 @@ def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(tmp_path):
 
 
 def test_a_checkpoint_that_cannot_be_written_fails_the_run(tmp_path, monkeypatch):
-    class FullDisk(checkpoint.Saver):
-        def __init__(self, folder):
-            super().__init__(folder, self.refuse)
+    def refuse(*_):
+        raise OSError("no space left on device")
 
-        @staticmethod
-        def refuse(tensors, path):
-            raise OSError("no space left on device")
-
-    monkeypatch.setattr(loop, "Saver", FullDisk)
+    monkeypatch.setattr(points, "publish", refuse)
     with pytest.raises(StageError, match="no space left on device"):
         run(tmp_path)
 

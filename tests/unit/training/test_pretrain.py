@@ -6,8 +6,8 @@ import pytest
 from marin_dagster.data.tokenize import TokenizeDocuments
 from marin_dagster.models.config import MoEConfig
 from marin_dagster.recipe import Placement, StageError
-from marin_dagster.training.checkpoint import load_model
 from marin_dagster.training.metrics import read_metrics
+from marin_dagster.training.model_files import load_model
 from marin_dagster.training.optimizer import AdamW
 from marin_dagster.training.pretrain import Pretrain
 from marin_dagster.training.schedule import Linear

@@ -10,15 +10,13 @@ import pytest
 from marin_dagster.models.router import router_bias, with_router_bias
 from marin_dagster.models.transformer import Transformer
 from marin_dagster.training.balance import Balance
-from marin_dagster.training.optimizer import OptimizerConfig
+from marin_dagster.training.optimizer import AdamW
 from marin_dagster.training.schedule import WarmupStableDecay
 from marin_dagster.training.step import _Losses, initial_state, make_step
 from tests.unit.models.test_layers import TINY
 
 VOCAB, ROWS = 30, 8
-OPTIMIZER = OptimizerConfig(
-    learning_rate=1e-2, schedule=WarmupStableDecay(warmup_steps=1, decay_steps=1)
-)
+OPTIMIZER = AdamW(learning_rate=1e-2, schedule=WarmupStableDecay(warmup_steps=1, decay_steps=1))
 LENGTHS = (24, 3, 24, 11, 24, 24, 0, 17)  # tokens in each row: the rest is padding
 AUXILIARY = Balance(
     load_balance_loss_weight=0.3, sequence_balance_loss_weight=0.2, router_z_loss_weight=0.1
@@ -157,7 +155,9 @@ def test_without_quantile_balancing_the_bias_stays(model):
 
 def test_the_update_norm_is_that_of_what_moved(model):
     state, metrics = one_step(model, Balance(quantile=False))
-    moved = jax.tree.map(lambda a, b: a - b, *(eqx.filter(m, eqx.is_array) for m in (state.model, model)))
+    moved = jax.tree.map(
+        lambda a, b: a - b, *(eqx.filter(m, eqx.is_array) for m in (state.model, model))
+    )
     norm = np.sqrt(sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(moved)))
     assert float(metrics["train/update_norm"]) == pytest.approx(norm, rel=1e-3)
 

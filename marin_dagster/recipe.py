@@ -96,9 +96,15 @@ class Devices:
     exchange: str = "all_to_all"  # how tokens reach experts elsewhere; or "ring": all visit all
     micro_batches: int = 1  # parts in which a batch is read
     remat: str = "none"  # or "block": layers are computed again on the way back
+    layers: str = "unrolled"  # or "scanned": those of one kind are compiled once
 
     def __post_init__(self) -> None:
-        for name, values in (("exchange", ("all_to_all", "ring")), ("remat", ("none", "block"))):
+        choices = {
+            "exchange": ("all_to_all", "ring"),
+            "remat": ("none", "block"),
+            "layers": ("unrolled", "scanned"),
+        }
+        for name, values in choices.items():
             if getattr(self, name) not in values:
                 raise ValueError(
                     f"{name}={getattr(self, name)!r} is not one of {', '.join(values)}"

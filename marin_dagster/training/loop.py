@@ -21,6 +21,7 @@ from marin_dagster.data.mixture import Rows
 from marin_dagster.failure import STALLED_EXIT
 from marin_dagster.models.dispatch import exchange_by
 from marin_dagster.models.language_model import LanguageModel
+from marin_dagster.models.stack import Execution
 from marin_dagster.recipe import Context, Recipe, StageError, payload_diff
 from marin_dagster.termination import termination
 from marin_dagster.training.balance import Balance
@@ -132,14 +133,15 @@ class _Loop:
         self.ctx, self.run, self.batches, self.facts = ctx, run, batches, facts
         self.timeline, self.saver, self.mesh = timeline, saver, mesh
         self.step, self.loss, self.course = 0, float("nan"), Course()
+        devices = ctx.placement.devices
         self.step_fn = make_step(
             run.optimizer,
             run.num_steps,
             run.z_loss_weight,
             run.balance,
             run.recovery,
-            ctx.placement.devices.micro_batches,
-            ctx.placement.devices.remat,
+            devices.micro_batches,
+            Execution(scan=devices.layers == "scanned", remat=devices.remat == "block"),
         )
         self.watchdog = Watchdog(self._stalled)
         self.preemption = Preemption(self, ctx.placement.grace_seconds)

@@ -15,6 +15,7 @@ from jax.experimental import multihost_utils
 from marin_dagster.models.config import MoEConfig
 from marin_dagster.models.dispatch import exchange_by
 from marin_dagster.models.router import with_router_bias
+from marin_dagster.models.stack import Execution
 from marin_dagster.models.transformer import Transformer
 from marin_dagster.training.balance import Balance
 from marin_dagster.training.mesh import global_batch, make_mesh, on_mesh, shard_state
@@ -59,7 +60,7 @@ def step(text: str | None):
     """Sums and gradients on the mesh of that name; None: on one device."""
     text, _, exchange = (text or "").partition("@")
     mesh = make_mesh(text) if text else None
-    losses = _Losses(0.1, BALANCE, "none")
+    losses = _Losses(0.1, BALANCE, Execution())
     parts = 1
 
     @eqx.filter_jit

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from marin_dagster.models.router import router_bias, with_router_bias
+from marin_dagster.models.stack import Execution
 from marin_dagster.models.transformer import Transformer
 from marin_dagster.training.balance import Balance
 from marin_dagster.training.optimizer import AdamW
@@ -42,8 +43,8 @@ def model() -> Transformer:
     return with_router_bias(plain, 0.1 * jax.random.normal(jax.random.key(1), (2, 4)))
 
 
-def gradients(model, parts: int, balance: Balance = AUXILIARY, remat: str = "none", rows=None):
-    losses = _Losses(0.1, balance, remat)
+def gradients(model, parts: int, balance: Balance = AUXILIARY, remat: bool = False, rows=None):
+    losses = _Losses(0.1, balance, Execution(remat=remat))
     take = eqx.filter_jit(lambda model, rows: losses.gradients(model, rows, KEY, parts))
     return take(model, rows or batch())
 
@@ -70,7 +71,7 @@ def test_neither_losses_nor_gradients_depend_on_micro_batches(model, whole, part
 
 
 def test_rematerialised_layers_have_the_same_gradients(model, whole):
-    sums, grads = gradients(model, 2, remat="block")
+    sums, grads = gradients(model, 2, remat=True)
     assert_close(sums, whole[0], 1e-6)
     assert_close(grads, whole[1], 1e-6)
 

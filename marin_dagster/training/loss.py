@@ -140,10 +140,8 @@ def _chunked_forward(hidden, head, targets, weights, z_loss_weight, axis):
         rows = jnp.arange(chunk_targets.shape[0])
         grad = grad.at[rows, read.place].add(-chunk_weights, unique_indices=True, mode="drop")
         grad = grad.astype(head.dtype)
-        grad_hidden = grad @ head.T
-        if axis is not None:
-            grad_hidden = jax.lax.psum(grad_hidden, axis)
-        return (sums + _pair(read, chunk_weights), grad_head + chunk_hidden.T @ grad), grad_hidden
+        sums = sums + _pair(read, chunk_weights)
+        return (sums, grad_head + chunk_hidden.T @ grad), grad @ head.T
 
     start = (jnp.zeros(2), jnp.zeros_like(head))
     (sums, grad_head), grad_hidden = jax.lax.scan(add, start, (hidden, targets, weights))
@@ -154,6 +152,8 @@ def _chunked_forward(hidden, head, targets, weights, z_loss_weight, axis):
 def _chunked_backward(z_loss_weight, axis, residuals, cotangents):
     grad_hidden, grad_head = residuals
     scale = cotangents[0]
+    if axis is not None:  # every device's sums depend on every device's part of the head
+        scale = jax.lax.psum(scale, axis)
     return grad_hidden * scale, grad_head * scale, None, None
 
 

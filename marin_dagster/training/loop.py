@@ -44,6 +44,9 @@ class Batches(Protocol):
     """Batches by step number: a pure function, so that a resume needs no state."""
 
     def batch(self, step: int) -> Batch: ...
+    def metrics(self, step: int) -> Mapping[str, float]:
+        """What is logged of the data of a step."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +94,7 @@ def train(
         ctx.recipe.payload,
         ctx.log,
     )
-    loop = _Loop(ctx, run, validation, batch_size, log, mirror, keep)
+    loop = _Loop(ctx, run, batches, validation, batch_size, log, mirror, keep)
     try:
         with Saver(folder) as saver, _Prefetch(batches, first, run.num_steps) as source:
             state = loop.steps(state, source, saver, first)
@@ -108,6 +111,7 @@ class _Loop:
         self,
         ctx: Context,
         run: Run,
+        batches: Batches,
         validation: Mapping[str, Rows],
         batch_size: int,
         log: MetricsLog,
@@ -115,7 +119,8 @@ class _Loop:
         keep: Keep | None,
     ):
         self.ctx, self.run, self.log, self.mirror = ctx, run, log, mirror
-        self.validation, self.batch_size, self.keep = validation, batch_size, keep
+        self.batches, self.validation = batches, validation
+        self.batch_size, self.keep = batch_size, keep
         self.uneven = 0
 
     def steps(self, state: State, source: "_Prefetch", saver: Saver, first: int) -> State:
@@ -135,6 +140,7 @@ class _Loop:
                 "throughput/step_seconds": seconds,
                 "throughput/tokens_per_second": tokens / seconds,
                 "throughput/input_wait_fraction": waited / seconds,
+                **self.batches.metrics(step),
             }
             self._refuse_if_diverged(done, metrics)
             if self._due(done, self.run.steps_per_eval) or done == self.run.num_steps:

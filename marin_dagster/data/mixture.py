@@ -216,19 +216,24 @@ class Mixture:
                 found[f"mixture/share/{name}"] = read / total
         return found
 
-    def table(self, step: int) -> list[dict[str, Any]]:
-        """What was asked of each source and what it gave before a step, in shares of the tokens."""
-        read, epochs = self._read_before(step), self.epochs(step)
+    def requested_shares(self) -> dict[str, float]:
+        """The share of the run's tokens that the weights ask of each source."""
         asked = dict.fromkeys(self.names, 0.0)
-        ends = [*(stage.step for stage in self._stages[1:]), step]
+        ends = [*(stage.step for stage in self._stages[1:]), self.num_steps]
         for stage, end in zip(self._stages, ends, strict=True):
             for name, share in stage.interleave.shares.items():
-                asked[name] += share * max(0, min(end, step) - stage.step) / step
+                asked[name] += share * (end - stage.step) / self.num_steps
+        return asked
+
+    def table(self) -> list[dict[str, Any]]:
+        """What a run asks of each source and what it reads of it, in shares of its tokens."""
+        read, epochs = self._read_before(self.num_steps), self.epochs(self.num_steps)
+        asked, total = self.requested_shares(), self.num_steps * self.batch_size
         return [
             {
                 "source": name,
                 "requested share": round(asked[name], 6),
-                "realised share": round(read[name] / (step * self.batch_size), 6),
+                "realised share": round(read[name] / total, 6),
                 "tokens": read[name] * self.seq_len,
                 "epochs": round(epochs[name], 3),
             }

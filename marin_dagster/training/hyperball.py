@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
 DRIFT_LIMIT = 1e-3  # relative change of a norm above which something else changes the weights
@@ -117,7 +118,7 @@ def _last_two(params: Any) -> Any:
 
 def _refuse_zeros(norm: Any) -> None:
     for path, value in jax.tree_util.tree_leaves_with_path(norm):
-        if isinstance(value, jax.core.Tracer):  # only real weights can be looked at
+        if isinstance(value, Tracer):  # only real weights can be looked at
             continue
         if not jnp.all(value > 0):
             name = jax.tree_util.keystr(path, simple=True, separator=".")

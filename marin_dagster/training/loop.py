@@ -232,6 +232,7 @@ class _Loop:
                 "throughput/step_seconds": seconds,
                 "throughput/tokens_per_second": tokens / seconds,
                 "throughput/input_wait_fraction": waited / seconds,
+                **self.batches.metrics(done - 1 + self.course.data_offset),
             }
             self.step, self.loss = done, metrics["train/loss"]
             self.course.note(done, _is_bad(metrics))

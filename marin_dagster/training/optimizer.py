@@ -4,7 +4,7 @@ Which rule a parameter gets is decided by its dotted name, as `layers.0.moe.gate
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -79,7 +79,8 @@ class OptimizerConfig(ABC):
         """Makes the optax transformation of a run of `num_steps`."""
         import optax
 
-        rules = {**self.groups(num_steps), FIXED: optax.set_to_zero()}
+        fixed = optax.set_to_zero()
+        rules: dict[Hashable, Any] = {**self.groups(num_steps), FIXED: fixed}
         grouped = optax.partition(rules, self.labels)
         if self.max_grad_norm is None:
             return grouped

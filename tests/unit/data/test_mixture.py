@@ -297,7 +297,7 @@ def test_stages_change_the_weights_where_they_begin_and_say_so(readers):
     assert logged[0]["mixture/weight/a"] == 0.75
     assert logged[40]["mixture/weight/a"] == 0
     assert logged[59]["mixture/share/a"] == pytest.approx(0.5)
-    table = {row["source"]: row for row in mix.table(60)}
+    table = {row["source"]: row for row in mix.table()}
     assert table["a"]["requested share"] == table["a"]["realised share"] == 0.5
     assert table["b"]["tokens"] == 240 * SEQ_LEN
     assert table["b"]["epochs"] == pytest.approx(mix.epochs(60)["b"], abs=1e-3)

@@ -59,6 +59,9 @@ class CountingRows:
             sources=np.zeros(ROWS, np.int32),
         )
 
+    def metrics(self, step: int) -> dict[str, float]:
+        return {"mixture/stage": step // 5}
+
 
 def context(root: Path) -> FakeContext:
     recipe = ToyRun(name="toy", version="dev")
@@ -87,6 +90,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(uninterrupted, tmp_path):
     assert eqx.tree_equal(model, uninterrupted[0])
     assert [row["step"] for row in history] == list(range(1, 11))
     assert [row["attempt"] for row in history] == [1] * 4 + [2] * 6
+    assert [row["mixture/stage"] for row in history] == [0] * 5 + [1] * 5
     for row, want in zip(history, uninterrupted[1], strict=True):
         assert row["train/loss"] == want["train/loss"]
         assert row["train/learning_rate"] == want["train/learning_rate"]

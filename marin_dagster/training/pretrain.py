@@ -8,6 +8,7 @@ from marin_dagster.kinds import Checkpoint, TokenCache, Tokenizer
 from marin_dagster.models.config import ModelConfig
 from marin_dagster.recipe import Context, Summary
 from marin_dagster.training.optimizer import OptimizerConfig
+from marin_dagster.training.recovery import KeepEvery, Recovery, check_ranges
 from marin_dagster.training.snapshot import Snapshot, check_snapshots, snapshot_of
 
 
@@ -16,8 +17,9 @@ class Pretrain(Checkpoint):
     """Trains a model from random weights on a mixture of token caches.
 
     A row has `model.seq_len` tokens. `validation` caches are measured in full every
-    `steps_per_eval` steps and at the end. Resume points do not change the result, nor do
-    `snapshots`: steps whose model is published while the run goes on (`snapshot_of`).
+    `steps_per_eval` steps and at the end. Resume points do not change the result, unless
+    `recovery` goes back to one; nor do `snapshots`: steps whose model is published while the run
+    goes on (`snapshot_of`).
     """
 
     stage: ClassVar[str] = "checkpoints"
@@ -33,7 +35,10 @@ class Pretrain(Checkpoint):
     validation: tuple[TokenCache, ...] = ()
     z_loss_weight: float = 1e-4
     steps_per_eval: int | None = None
-    steps_per_checkpoint: int | None = 100
+    steps_per_checkpoint: int | None = 100  # resume points, of which the last two are kept
+    minutes_per_checkpoint: float | None = 15.0  # the same by the clock
+    keep_checkpoints: tuple[KeepEvery, ...] = ()  # resume points that stay
+    recovery: Recovery | None = Recovery()  # None: a loss that is not finite ends the run
     snapshots: tuple[int, ...] = ()  # steps
     sample_prompts: tuple[str, ...] = ("",)  # continued in the summary; "" begins a text
 
@@ -41,6 +46,12 @@ class Pretrain(Checkpoint):
         super().__post_init__()
         check_run(self.num_steps, self.batch_size, self.steps_per_eval, self.steps_per_checkpoint)
         check_snapshots(self.snapshots, self.num_steps)
+        check_ranges(self.keep_checkpoints)
+        if self.minutes_per_checkpoint is not None and not self.minutes_per_checkpoint > 0:
+            raise ValueError(
+                f"minutes_per_checkpoint={self.minutes_per_checkpoint} of {self.address} is not "
+                "positive; use None for none by the clock"
+            )
         if not self.data:
             raise ValueError(
                 f"data=() of {self.address} is empty; give at least one (token cache, weight)"

@@ -1,7 +1,6 @@
 """A run that meets bad data: it skips, goes back, or ends, and its history says so."""
 
 import dataclasses
-import functools
 import os
 
 import equinox as eqx
@@ -14,19 +13,18 @@ from marin_dagster.training import loop
 from marin_dagster.training.loop import train
 from marin_dagster.training.metrics import read_events, read_metrics
 from marin_dagster.training.recovery import Recovery
-from marin_dagster.training.step import make_step
-from tests.unit.models.test_layers import TINY
-from tests.unit.training.test_loop import ROWS, RUN, VOCAB, CountingRows, context
+from tests.unit.training import toy
+from tests.unit.training.test_loop import ROWS, RUN, CountingRows, context
 
 POLICY = Recovery(window=16, min_samples=8, max_skips=2, max_rollbacks=1)
 HOW = dataclasses.replace(RUN, num_steps=12, steps_per_checkpoint=3, recovery=POLICY)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiled_once():
-    """Runs of one policy share their compiled step."""
+def quick_step():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "make_step", functools.cache(make_step))
+        patch.setattr(loop, "make_step", toy.make_step)
+        patch.setattr(loop, "initial_state", toy.initial_state)
         yield
 
 
@@ -39,13 +37,15 @@ class Rows(CountingRows):
 
     def batch(self, step):
         batch = super().batch(step)
+        tokens, targets = batch.tokens % toy.VOCAB, batch.targets % toy.VOCAB
+        batch = batch._replace(tokens=tokens, targets=targets)
         self.asked.append(step)
         weights = np.full_like(batch.loss_weights, np.nan) if step in self.bad else None
-        return batch if weights is None else dataclasses.replace(batch, loss_weights=weights)
+        return batch if weights is None else batch._replace(loss_weights=weights)
 
 
 def run(root, rows, how=HOW, facts=None):
-    model = TINY.make(VOCAB, jax.random.key(0))
+    model = toy.new_model()
     return train(context(root), model, rows, {}, ROWS, how, facts=facts)[:2]
 
 
@@ -119,7 +119,7 @@ def test_a_resume_tells_what_is_done_again_and_compares_the_loss(tmp_path):
     with pytest.raises(StageError, match="taken away"):
         run(tmp_path, Rows(set(), dies_at=8))
     ctx = context(tmp_path)
-    train(ctx, TINY.make(VOCAB, jax.random.key(0)), Rows(set()), {}, ROWS, HOW)
+    train(ctx, toy.new_model(), Rows(set()), {}, ROWS, HOW)
     assert ctx.messages == ["attempt 2 goes on after step 6; 2 logged steps are done again"]
     [resume] = events(tmp_path, "resume")
     assert resume["saved_loss"] == resume["logged_loss"]
@@ -135,7 +135,7 @@ def test_a_resume_on_other_numbers_than_those_logged_is_an_alarm(tmp_path):
     with pytest.raises(StageError, match="taken away"):
         run(tmp_path, Rows(set(), dies_at=8))
     ctx = context(tmp_path)
-    train(ctx, TINY.make(VOCAB, jax.random.key(0)), Others(set()), {}, ROWS, HOW)
+    train(ctx, toy.new_model(), Others(set()), {}, ROWS, HOW)
     assert any(line.startswith("alarm: loss") for line in ctx.messages)
 
 
@@ -154,3 +154,13 @@ def test_events_and_rows_stand_on_one_time_line(tmp_path):
     assert all(
         {"attempt", "step", "seconds"} <= row.keys() for row in read_events(log_of(tmp_path))
     )
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_of_batches_that_dies_ends_the_run(tmp_path):
+    class Broken(Rows):
+        def batch(self, step):
+            raise KeyError(step)
+
+    with pytest.raises(RuntimeError, match="thread that makes batches has died"):
+        run(tmp_path, Broken(set()))

@@ -76,6 +76,7 @@ def stage_asset(
             hub_token=hub.token(),
             checkpoint_roots=launcher.checkpoint_roots(),
             grace_seconds=launcher.grace_seconds,
+            devices=launcher.devices(),
         )
         try:
             outcome = _build(context, opened, recipe, launcher, placement)

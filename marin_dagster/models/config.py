@@ -81,6 +81,8 @@ class MoEConfig(ModelConfig):
     num_experts_per_token: int
     num_shared_experts: int
     routed_scaling_factor: float = 2.5  # sum of the combine weights, as in Marin's hero run
+    capacity_factor: float | None = None  # of an expert, over its even share; None: none dropped
+    sender_capacity_factor: float | None = None  # of a device's peers; numbers depend on the mesh
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,6 +94,13 @@ class MoEConfig(ModelConfig):
                 f"num_experts_per_token={self.num_experts_per_token} is not below "
                 f"num_experts={self.num_experts}; a router needs something to choose from"
             )
+        for name in ("capacity_factor", "sender_capacity_factor"):
+            factor = getattr(self, name)
+            if factor is not None and not factor > 0:
+                raise ValueError(
+                    f"{name}={factor} is not positive; give the capacity over an even share, as "
+                    "1.25, or None to drop nothing"
+                )
 
     def parameters(self, vocab_size: int) -> ParameterCount:
         attention = self.hidden_dim * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)

@@ -15,6 +15,7 @@ from marin_dagster.models.config import MoEConfig
 from marin_dagster.models.language_model import LanguageModel
 from marin_dagster.models.layers import Attention, KeyValues, RMSNorm, normal
 from marin_dagster.models.moe import MoE
+from marin_dagster.models.sharding import ROWS, constrain
 
 PADDING = -1  # segment id of positions that hold no token
 
@@ -35,10 +36,13 @@ class Layer(eqx.Module):
         self.moe = MoE(config, key_moe)
 
     def __call__(
-        self, x: Float[Array, "B S D"], segment_ids: Int[Array, "B S"]
+        self,
+        x: Float[Array, "B S D"],
+        segment_ids: Int[Array, "B S"],
+        key: PRNGKeyArray | None = None,
     ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
         x = x + self.attention(self.attention_norm(x), segment_ids)
-        out, stats = self.moe(self.moe_norm(x), segment_ids > PADDING)
+        out, stats = self.moe(self.moe_norm(x), segment_ids > PADDING, key)
         return x + out, stats
 
     def decode(
@@ -71,14 +75,18 @@ class Transformer(LanguageModel):
         self.config = config
 
     def __call__(
-        self, tokens: Int[Array, "B S"], segment_ids: Int[Array, "B S"] | None = None
+        self,
+        tokens: Int[Array, "B S"],
+        segment_ids: Int[Array, "B S"] | None = None,
+        key: PRNGKeyArray | None = None,
     ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
         if segment_ids is None:
             segment_ids = jnp.zeros_like(tokens)
-        x = jnp.take(self.embedding, tokens, axis=0)
+        x = constrain(jnp.take(self.embedding, tokens, axis=0), ROWS, "context", None)
         stats = []
-        for layer in self.layers:
-            x, layer_stats = layer(x, segment_ids)
+        for number, layer in enumerate(self.layers):
+            layer_key = None if key is None else jax.random.fold_in(key, number)
+            x, layer_stats = layer(x, segment_ids, layer_key)
             stats.append(layer_stats)
         return self.norm(x), jax.tree.map(lambda *rows: jnp.stack(rows), *stats)
 
@@ -100,15 +108,3 @@ class Transformer(LanguageModel):
             x, layer_cache = layer.decode(x, positions, valid, layer_cache)
             caches.append(layer_cache)
         return self.norm(x), tuple(caches)
-
-
-def router_bias(model: Transformer) -> Float[Array, "L E"]:
-    """Stacks the routers' biases over layers."""
-    return jnp.stack([layer.moe.router.bias for layer in model.layers])
-
-
-def with_router_bias(model: Transformer, bias: Float[Array, "L E"]) -> Transformer:
-    """Returns the model with other router biases."""
-    return eqx.tree_at(
-        lambda tree: [layer.moe.router.bias for layer in tree.layers], model, list(bias)
-    )

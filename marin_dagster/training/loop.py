@@ -16,15 +16,19 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh
 
 from marin_dagster.data.mixture import Rows
 from marin_dagster.failure import STALLED_EXIT
+from marin_dagster.models.dispatch import exchange_by
 from marin_dagster.models.language_model import LanguageModel
 from marin_dagster.recipe import Context, Recipe, StageError, payload_diff
 from marin_dagster.termination import termination
+from marin_dagster.training.balance import Balance
 from marin_dagster.training.checkpoint import Restored, Saver
 from marin_dagster.training.evaluate import evaluate
 from marin_dagster.training.guard import empty_guard
+from marin_dagster.training.mesh import global_batch, make_mesh, on_mesh, shard_state
 from marin_dagster.training.metrics import Row, read_metrics
 from marin_dagster.training.optimizer import OptimizerConfig
 from marin_dagster.training.preemption import Preemption
@@ -56,6 +60,7 @@ class Run:
     optimizer: OptimizerConfig
     num_steps: int
     z_loss_weight: float = 0.0
+    balance: Balance = Balance()
     steps_per_eval: int | None = None  # None: at the end only
     steps_per_checkpoint: int | None = None  # temporary resume points; None: not by steps
     minutes_per_checkpoint: float | None = None  # the same by the clock
@@ -91,9 +96,16 @@ def train(
         for root in ctx.placement.checkpoint_roots
     ]
     timeline = Timeline(ctx)
+    devices = ctx.placement.devices
+    mesh = make_mesh(devices.mesh)
     try:
-        with Saver(roots, ctx.recipe.fingerprint, ctx.log) as saver:
+        with (
+            on_mesh(mesh),
+            exchange_by(devices.exchange),
+            Saver(roots, ctx.recipe.fingerprint, ctx.log) as saver,
+        ):
             loop = _Loop(ctx, run, batches, facts, timeline, saver)
+            loop.mesh = mesh
             loop.validation, loop.batch_size, loop.keep = validation, batch_size, keep
             loop.resume(model)
             loop.run_to_the_end()
@@ -106,6 +118,7 @@ class _Loop:
     """A run in its attempt. `state`, `step`, `loss` and `course` change together, when busy."""
 
     state: State
+    mesh: Mesh | None
     validation: Mapping[str, Rows]
     batch_size: int
     keep: Keep | None
@@ -122,7 +135,16 @@ class _Loop:
         self.ctx, self.run, self.batches, self.facts = ctx, run, batches, facts
         self.timeline, self.saver = timeline, saver
         self.step, self.loss, self.course = 0, float("nan"), Course()
-        self.step_fn = make_step(run.optimizer, run.num_steps, run.z_loss_weight, run.recovery)
+        devices = ctx.placement.devices
+        self.step_fn = make_step(
+            run.optimizer,
+            run.num_steps,
+            run.z_loss_weight,
+            run.balance,
+            devices.micro_batches,
+            devices.remat,
+            run.recovery,
+        )
         self.watchdog = Watchdog(self._stalled)
         self.preemption = Preemption(self, ctx.placement.grace_seconds)
         self.compiled: set[tuple[int, ...]] = set()  # shapes of batches
@@ -133,7 +155,8 @@ class _Loop:
     def resume(self, model: LanguageModel) -> None:
         """Makes the first state of this attempt."""
         run = self.run
-        self.state = initial_state(model, run.optimizer, run.num_steps, run.recovery)
+        state = initial_state(model, run.optimizer, run.num_steps, run.recovery)
+        self.state = shard_state(state, self.mesh)
         found = self.saver.restore(self.state)
         self.timeline.begin(self.saver.attempt)
         attempt, start = self.timeline.attempt, 0 if found is None else found.step
@@ -191,7 +214,8 @@ class _Loop:
         with self.preemption.busy():
             self.course.batch_shape = shape
             if before not in (None, shape) and self.run.recovery is not None:
-                self.state = self.state._replace(guard=empty_guard(self.run.recovery))
+                state = self.state._replace(guard=empty_guard(self.run.recovery))
+                self.state = shard_state(state, self.mesh)
         if tuple(shape) not in self.compiled and self.compiled and self._saves():
             self.save()  # a signal while the program is compiled finds everything on disk
 
@@ -201,7 +225,7 @@ class _Loop:
         watch = self.watchdog.step(done) if shape in self.compiled else None
         with self.preemption.busy():
             with watch or self.watchdog.during(f"compiling step {done}"):
-                self.state, arrays = self.step_fn(self.state, batch)
+                self.state, arrays = self.step_fn(self.state, global_batch(batch, self.mesh))
                 metrics = {name: float(value) for name, value in arrays.items()}
             seconds = time.perf_counter() - began
             tokens = int(batch["tokens"].size)
@@ -225,9 +249,9 @@ class _Loop:
         if self.course.skips:
             numbers = {name: metrics[f"train/{name}"] for name in ("loss", "grad_norm")}
             self.timeline.event(done, "skip", in_a_row=self.course.skips, **numbers)
-        live = {key: metrics[key] for key in LIVE}
+        live = {key: metrics[key] for key in LIVE if key in metrics}
         self.ctx.progress(done, self.run.num_steps, "steps", **live)
-        self.uneven = self.uneven + 1 if metrics["moe/max_load_ratio"] > UNEVEN else 0
+        self.uneven = self.uneven + 1 if metrics.get("moe/max_load_ratio", 0.0) > UNEVEN else 0
         if self.uneven == UNEVEN_STEPS:
             self.ctx.log(
                 f"alarm: an expert took {metrics['moe/max_load_ratio']:.1f} fair shares of the "

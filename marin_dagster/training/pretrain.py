@@ -7,9 +7,12 @@ from typing import ClassVar
 from marin_dagster.kinds import Checkpoint, TokenCache, Tokenizer
 from marin_dagster.models.config import ModelConfig
 from marin_dagster.recipe import Context, Summary
+from marin_dagster.training.balance import Balance
 from marin_dagster.training.optimizer import OptimizerConfig
 from marin_dagster.training.recovery import KeepEvery, Recovery, check_ranges
 from marin_dagster.training.snapshot import Snapshot, check_snapshots, snapshot_of
+
+RECOVERY = Recovery()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,11 +37,12 @@ class Pretrain(Checkpoint):
     seed: int
     validation: tuple[TokenCache, ...] = ()
     z_loss_weight: float = 1e-4
+    balance: Balance = Balance()
     steps_per_eval: int | None = None
     steps_per_checkpoint: int | None = 100  # resume points, of which the last two are kept
     minutes_per_checkpoint: float | None = 15.0  # the same by the clock
     keep_checkpoints: tuple[KeepEvery, ...] = ()  # resume points that stay
-    recovery: Recovery | None = Recovery()  # None: a loss that is not finite ends the run
+    recovery: Recovery | None = RECOVERY  # None: a loss that is not finite ends the run
     snapshots: tuple[int, ...] = ()  # steps
     sample_prompts: tuple[str, ...] = ("",)  # continued in the summary; "" begins a text
 

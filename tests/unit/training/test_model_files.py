@@ -5,7 +5,8 @@ import jax
 import numpy as np
 import pytest
 
-from marin_dagster.models.transformer import Transformer, router_bias, with_router_bias
+from marin_dagster.models.router import router_bias, with_router_bias
+from marin_dagster.models.transformer import Transformer
 from marin_dagster.recipe import StageError
 from marin_dagster.training.model_files import (
     MODEL,

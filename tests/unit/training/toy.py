@@ -31,7 +31,7 @@ def initial_state(model, config, num_steps, recovery=None):
 
 
 @functools.cache
-def make_step(config, num_steps, z_loss_weight, recovery=None):
+def make_step(config, num_steps, z_loss_weight, balance, micro_batches, remat, recovery):
     """The step of the engine for a `Table`."""
     transformation = config.make(num_steps)
 
@@ -47,7 +47,7 @@ def make_step(config, num_steps, z_loss_weight, recovery=None):
         new = State(eqx.apply_updates(state.model, updates), optimizer, state.step + 1)
         grad_norm, skipped = optax.global_norm(grads), jnp.zeros((), bool)
         if recovery is not None:
-            new, skipped = step._unless_skipped(state, new, loss, grad_norm, recovery)
+            new, skipped = step.unless_skipped(state, new, loss, grad_norm, recovery)
         metrics = {
             "train/loss": loss,
             "train/cross_entropy": loss,

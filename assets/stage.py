@@ -74,9 +74,9 @@ def stage_asset(
             workers=executor.processes(),
             wandb_mode=tracker.mode(),
             hub_token=hub.token(),
-            devices=launcher.devices(),
             checkpoint_roots=launcher.checkpoint_roots(),
             grace_seconds=launcher.grace_seconds,
+            devices=launcher.devices(),
         )
         try:
             outcome = _build(context, opened, recipe, launcher, placement)

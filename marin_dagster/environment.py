@@ -22,7 +22,8 @@ class Environment:
     region: str | None  # MARIN_REGION: where this machine computes
     cross_region: bool  # MARIN_CROSS_REGION: allow
     container_image: str | None  # MARIN_CONTAINER_IMAGE
-    placement: Placement  # MARIN_WORKERS, HF_TOKEN, WANDB_MODE, MARIN_CHECKPOINT_ROOTS, devices
+    # MARIN_WORKERS, HF_TOKEN, WANDB_MODE, MARIN_CHECKPOINT_ROOTS, and those of its devices
+    placement: Placement
     webserver: str  # MARIN_DAGSTER_URL: where `dagster dev` is reached
     timeout_seconds: float | None  # MARIN_TIMEOUT_SECONDS: wall time of a worker
     hang_seconds: float | None  # MARIN_HANG_SECONDS: longest silence of a worker
@@ -52,8 +53,8 @@ def read_environment() -> Environment:
             workers=_positive("MARIN_WORKERS", default=os.cpu_count() or 1),
             hub_token=os.environ.get("HF_TOKEN") or None,
             wandb_mode=_wandb_mode(),
-            devices=_devices(),
             checkpoint_roots=_folders("MARIN_CHECKPOINT_ROOTS"),
+            devices=_devices(),
         ),
         webserver=os.environ.get("MARIN_DAGSTER_URL") or DEFAULT_WEBSERVER,
         timeout_seconds=_seconds("MARIN_TIMEOUT_SECONDS"),

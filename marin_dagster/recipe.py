@@ -122,9 +122,9 @@ class Placement:
     workers: int = 2  # processes of a data stage
     hub_token: str | None = field(default=None, repr=False)
     wandb_mode: str = "offline"  # offline | online | disabled
-    devices: Devices = Devices()
     checkpoint_roots: tuple[str, ...] = ()  # folders for resume points, beside the work folder
     grace_seconds: float = 8.0  # between the notice that a process must end and its end
+    devices: Devices = Devices()
 
 
 @runtime_checkable

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh
 
 from marin_dagster.data.mixture import Rows
 from marin_dagster.failure import STALLED_EXIT
@@ -96,14 +97,16 @@ def train(
         for root in ctx.placement.checkpoint_roots
     ]
     timeline = Timeline(ctx)
+    devices = ctx.placement.devices
+    mesh = make_mesh(devices.mesh)
     try:
-        mesh = make_mesh(ctx.placement.devices.mesh)
         with (
             on_mesh(mesh),
-            exchange_by(ctx.placement.devices.exchange),
+            exchange_by(devices.exchange),
             Saver(roots, ctx.recipe.fingerprint, ctx.log) as saver,
         ):
-            loop = _Loop(ctx, run, batches, facts, timeline, saver, mesh)
+            loop = _Loop(ctx, run, batches, facts, timeline, saver)
+            loop.mesh = mesh
             loop.validation, loop.batch_size, loop.keep = validation, batch_size, keep
             loop.resume(model)
             loop.run_to_the_end()
@@ -116,6 +119,7 @@ class _Loop:
     """A run in its attempt. `state`, `step`, `loss` and `course` change together, when busy."""
 
     state: State
+    mesh: Mesh | None
     validation: Mapping[str, Rows]
     batch_size: int
     keep: Keep | None
@@ -128,10 +132,9 @@ class _Loop:
         facts: Facts | None,
         timeline: Timeline,
         saver: Saver,
-        mesh: Any,
     ):
         self.ctx, self.run, self.batches, self.facts = ctx, run, batches, facts
-        self.timeline, self.saver, self.mesh = timeline, saver, mesh
+        self.timeline, self.saver = timeline, saver
         self.step, self.loss, self.course = 0, float("nan"), Course()
         devices = ctx.placement.devices
         self.step_fn = make_step(
@@ -139,9 +142,9 @@ class _Loop:
             run.num_steps,
             run.z_loss_weight,
             run.balance,
-            run.recovery,
-            devices.micro_batches,
-            Execution(scan=devices.layers == "scanned", remat=devices.remat == "block"),
+            recovery=run.recovery,
+            micro_batches=devices.micro_batches,
+            how=Execution(scan=devices.layers == "scanned", remat=devices.remat == "block"),
         )
         self.watchdog = Watchdog(self._stalled)
         self.preemption = Preemption(self, ctx.placement.grace_seconds)
@@ -212,7 +215,8 @@ class _Loop:
         with self.preemption.busy():
             self.course.batch_shape = shape
             if before not in (None, shape) and self.run.recovery is not None:
-                self.state = self.state._replace(guard=empty_guard(self.run.recovery))
+                state = self.state._replace(guard=empty_guard(self.run.recovery))
+                self.state = shard_state(state, self.mesh)
         if tuple(shape) not in self.compiled and self.compiled and self._saves():
             self.save()  # a signal while the program is compiled finds everything on disk
 

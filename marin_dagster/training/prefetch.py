@@ -42,10 +42,18 @@ class Prefetch:
         self._thread.join()
 
     def next(self) -> dict[str, np.ndarray]:
-        item = self._ready.get()
-        if isinstance(item, BaseException):
-            raise item
-        return item
+        while True:
+            try:
+                item = self._ready.get(timeout=1.0)
+            except queue.Empty:
+                if self._thread.is_alive():
+                    continue
+                raise RuntimeError(
+                    "the thread that makes batches has died; its last words are in the log"
+                ) from None
+            if isinstance(item, BaseException):
+                raise item
+            return item
 
     def _fill(self, batches: Batches, steps: range) -> None:
         for item in _batches_or_error(batches, steps):

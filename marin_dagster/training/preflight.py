@@ -38,9 +38,7 @@ class Estimate(NamedTuple):
     def table(self) -> str:
         """One line per part, the largest first."""
         rows = sorted(self.parts.items(), key=lambda row: -row[1])
-        lines = [
-            f"{name:24} {size / GIB:9.3f} GiB {size / self.total:6.1%}" for name, size in rows
-        ]
+        lines = [f"{name:24} {size / GIB:9.3f} GiB {size / self.total:6.1%}" for name, size in rows]
         return "\n".join([*lines, f"{'together':24} {self.total / GIB:9.3f} GiB"])
 
 
@@ -92,7 +90,9 @@ def refuse_what_cannot_fit(found: Estimate, limit: int | None, where: str) -> No
 
 
 _FEWER = "use MARIN_REMAT=block, more MARIN_MICRO_BATCHES, or more devices in MARIN_MESH"
-_SHARDED = "divide it over more devices in MARIN_MESH (data, expert, tensor), or use a smaller model"
+_SHARDED = (
+    "divide it over more devices in MARIN_MESH (data, expert, tensor), or use a smaller model"
+)
 _WAYS_OUT = {
     "parameters": _SHARDED,
     "gradients": _SHARDED,

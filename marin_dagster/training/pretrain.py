@@ -11,7 +11,10 @@ from marin_dagster.recipe import Context, Summary
 from marin_dagster.training.balance import Balance
 from marin_dagster.training.optimizer import OptimizerConfig
 from marin_dagster.training.phases import Phase, Phases, Stage, stage_starts
+from marin_dagster.training.recovery import KeepEvery, Recovery, check_ranges
 from marin_dagster.training.snapshot import Snapshot, check_snapshots, snapshot_of
+
+RECOVERY = Recovery()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +24,8 @@ class Pretrain(Checkpoint):
     A row has `model.seq_len` tokens, and a step `batch_size` of them; `phases` train on shorter and
     more rows for a while, at the same tokens per step, `stages` on another mixture. `validation`
     caches are measured in full every `steps_per_eval` steps and at the end. Resume points do not
-    change the result, nor do `snapshots`: steps whose model is published while the run goes on
-    (`snapshot_of`).
+    change the result, unless `recovery` goes back to one; nor do `snapshots`: steps whose model is
+    published while the run goes on (`snapshot_of`).
     """
 
     stage: ClassVar[str] = "checkpoints"
@@ -41,7 +44,10 @@ class Pretrain(Checkpoint):
     z_loss_weight: float = 1e-4
     balance: Balance = Balance()  # noqa: RUF009 (a frozen value)
     steps_per_eval: int | None = None
-    steps_per_checkpoint: int | None = 100
+    steps_per_checkpoint: int | None = 100  # resume points, of which the last two are kept
+    minutes_per_checkpoint: float | None = 15.0  # the same by the clock
+    keep_checkpoints: tuple[KeepEvery, ...] = ()  # resume points that stay
+    recovery: Recovery | None = RECOVERY  # None: a loss that is not finite ends the run
     snapshots: tuple[int, ...] = ()  # steps
     sample_prompts: tuple[str, ...] = ("",)  # continued in the summary; "" begins a text
 
@@ -49,6 +55,12 @@ class Pretrain(Checkpoint):
         super().__post_init__()
         check_run(self.num_steps, self.batch_size, self.steps_per_eval, self.steps_per_checkpoint)
         check_snapshots(self.snapshots, self.num_steps)
+        check_ranges(self.keep_checkpoints)
+        if self.minutes_per_checkpoint is not None and not self.minutes_per_checkpoint > 0:
+            raise ValueError(
+                f"minutes_per_checkpoint={self.minutes_per_checkpoint} of {self.address} is not "
+                "positive; use None for none by the clock"
+            )
         for data in (self.data, *(stage.data for stage in self.stages)):
             self._check_data(data)
         stage_starts(self.stages, self.num_steps)

@@ -51,6 +51,9 @@ def build_pretrained(recipe: "Pretrain", ctx: Context) -> Summary:
         balance=recipe.balance,
         steps_per_eval=recipe.steps_per_eval,
         steps_per_checkpoint=recipe.steps_per_checkpoint,
+        minutes_per_checkpoint=recipe.minutes_per_checkpoint,
+        keep_checkpoints=recipe.keep_checkpoints,
+        recovery=recipe.recovery,
         snapshots=recipe.snapshots,
     )
     snapshots = Snapshots(recipe, ctx, tokenizer)

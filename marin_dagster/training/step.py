@@ -73,6 +73,7 @@ def make_step(
     num_steps: int,
     z_loss_weight: float,
     balance: Balance = Balance(),  # noqa: B008 (a frozen value)
+    *,
     recovery: Recovery | None = None,
     micro_batches: int = 1,
     how: Execution = Execution(),  # noqa: B008 (a frozen value)

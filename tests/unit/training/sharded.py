@@ -64,6 +64,7 @@ def step(text: str | None):
     text, _, exchange = (text or "").partition("@")
     mesh = make_mesh(text) if text else None
     losses = _Losses(0.1, BALANCE, Execution())
+
     @eqx.filter_jit
     def take(model, rows):
         return losses.gradients(model, rows, jax.random.key(3), 1)

@@ -210,8 +210,8 @@ def test_a_folder_that_cannot_be_written_is_an_error_that_says_so(tmp_path):
     with saver(tmp_path / "root") as writer:
         shutil.rmtree(tmp_path / "root")
         (tmp_path / "root").write_text("a file")
+        writer.save(10, state(10), {})
         with pytest.raises(StageError, match="could not be written"):
-            writer.save(10, state(10), {})
             writer.wait()
 
 

@@ -94,7 +94,9 @@ def test_rematerialised_layers_have_the_same_gradients(model, whole):
 
 def test_the_reported_cross_entropy_is_free_of_auxiliary_losses(model, whole):
     plain = sums_of(model, Balance())[1]
-    assert float(whole[0]["cross_entropy"]) == pytest.approx(float(plain["cross_entropy"]), rel=1e-6)
+    assert float(whole[0]["cross_entropy"]) == pytest.approx(
+        float(plain["cross_entropy"]), rel=1e-6
+    )
     assert float(whole[0]["loss"]) > float(plain["loss"]) + 0.1
     z = float(plain["cross_entropy"] + 0.1 * plain["z_loss"])
     assert float(plain["loss"]) == pytest.approx(z, rel=1e-6)

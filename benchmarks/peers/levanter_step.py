@@ -2,6 +2,7 @@
 
 import itertools
 import tempfile
+from importlib.metadata import version
 from typing import Any
 
 import haliax
@@ -9,7 +10,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from haliax import Axis
-from importlib.metadata import version
 from levanter.checkpoint import CheckpointerConfig
 from levanter.grug.loss import fused_linear_softmax_cross_entropy_loss
 from levanter.models.lm_model import LmExample
@@ -101,7 +101,7 @@ def first_state(trainer: Trainer, sizes: dict[str, Any], seed: int = 0):
 
 
 def example(trainer: Trainer, rows: np.ndarray) -> LmExample:
-    """Rows whose every token but the last has a target, as Levanter's data loader hands them out."""
+    """Rows whose every token but the last has a target, as its data loader hands out."""
     batch, position = Axis("batch", rows.shape[0]), Axis("position", rows.shape[1])
     tokens = haliax.named(jnp.asarray(rows, jnp.int32), (batch, position))
     mask = LmExample.causal_loss_mask(position).astype(jnp.float32).broadcast_axis(batch)

@@ -17,7 +17,7 @@ Start = Callable[[dict[str, Any]], tuple[Callable[[], float], dict[str, Any]]]
 
 
 def serve(start: Start) -> None:
-    """Starts what `start` makes of the sizes in the first argument, and answers until the input ends.
+    """Starts what `start` makes of the sizes in the first argument; answers until the input ends.
 
     `start` returns a function that does one step to its end and returns its loss, and facts (such
     as versions). The first step is done before the first answer and is timed apart: it compiles.

@@ -1,4 +1,4 @@
-"""Turns sizes into a training step of transformers' Qwen2-MoE in torch, as fast as it goes on a CPU."""
+"""Turns sizes into a training step of transformers' Qwen2-MoE in torch, on a CPU."""
 
 import itertools
 from typing import Any

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from serve import serve, tokens_of
 
-from marin_dagster.models.config import ModelConfig
+from marin_dagster.models.config import MoEConfig
 from marin_dagster.models.transformer import Transformer
 from marin_dagster.training.optimizer import OptimizerConfig
 from marin_dagster.training.schedule import WarmupStableDecay
@@ -17,7 +17,7 @@ NUM_STEPS = 1_000  # of the schedule
 
 
 def start(sizes: dict[str, Any]):
-    config = ModelConfig(
+    config = MoEConfig(
         hidden_dim=sizes["hidden_dim"],
         num_layers=sizes["num_layers"],
         num_heads=sizes["num_heads"],

@@ -16,7 +16,7 @@ import safetensors.numpy
 from marin_dagster.data.tokenizer import MODEL_FILE, TextTokenizer, load_tokenizer
 from marin_dagster.data.tokenizer_export import TOKENIZER_FILES
 from marin_dagster.evaluation.export import ExportHuggingFace
-from marin_dagster.models.config import ModelConfig
+from marin_dagster.models.config import MoEConfig
 from marin_dagster.posttraining.chat import END
 from marin_dagster.recipe import Context, StageError, Summary
 from marin_dagster.training.checkpoint import load_model, read_config, to_host
@@ -50,6 +50,12 @@ def build_export(recipe: ExportHuggingFace, ctx: Context) -> Summary:
     tokenizer = load_tokenizer(source)
     _check_tokenizer(recipe, read_config(checkpoint), tokenizer)
     model, config = load_model(checkpoint)
+    if not isinstance(config, MoEConfig):
+        raise StageError(
+            "bad_input",
+            f"{recipe.checkpoint.address} is a {type(config).__name__}, which no architecture of "
+            "transformers computes; export a model of a MoEConfig",
+        )
     tensors = hugging_face_tensors(to_host(model))
     path = os.path.join(ctx.out, WEIGHTS)
     safetensors.numpy.save_file(dict(sorted(tensors.items())), path, {"format": "pt"})
@@ -93,7 +99,7 @@ def hugging_face_tensors(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndar
     return renamed
 
 
-def model_config(config: ModelConfig, tokenizer: TextTokenizer) -> dict[str, Any]:
+def model_config(config: MoEConfig, tokenizer: TextTokenizer) -> dict[str, Any]:
     """`config.json`; the RoPE base stands where readers before and since version 5 look for it."""
     return {
         "architectures": ["Dots1ForCausalLM"],

@@ -9,7 +9,7 @@ import numpy as np
 from marin_dagster.data.tokenizer import TextTokenizer, count_control_spellings
 from marin_dagster.data.tokenizer_gate import odd_strings
 from marin_dagster.evaluation.scoring import in_float32
-from marin_dagster.models.transformer import Transformer
+from marin_dagster.models.language_model import LanguageModel
 from marin_dagster.posttraining.chat import render, render_prompt
 from marin_dagster.recipe import StageError
 
@@ -23,7 +23,7 @@ CHAT = (
 
 
 def compare_with_transformers(
-    folder: str, model: Transformer, tokenizer: TextTokenizer
+    folder: str, model: LanguageModel, tokenizer: TextTokenizer
 ) -> dict[str, Any]:
     """Loads the folder with `transformers` and returns the largest difference of logits.
 
@@ -61,7 +61,7 @@ def compare_with_transformers(
 
 
 @eqx.filter_jit
-def _logits(model: Transformer, prompts: jax.Array) -> jax.Array:
+def _logits(model: LanguageModel, prompts: jax.Array) -> jax.Array:
     with jax.default_matmul_precision("highest"):
         return model.logits(model(prompts)[0])
 

@@ -15,7 +15,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from marin_dagster.data.tokenizer import TextTokenizer
 from marin_dagster.evaluation.scoring import Request, Score, in_float32, score
-from marin_dagster.models.transformer import Transformer
+from marin_dagster.models.language_model import LanguageModel
 from marin_dagster.posttraining.chat import CHAT_TEMPLATE, END, role_piece
 from marin_dagster.training.sampling import generate
 
@@ -30,7 +30,7 @@ class JaxLanguageModel(TemplateLM):
 
     def __init__(
         self,
-        model: Transformer,
+        model: LanguageModel,
         tokenizer: TextTokenizer,
         *,
         seq_len: int,

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from marin_dagster.data.mixture import PADDING
-from marin_dagster.models.transformer import Transformer
+from marin_dagster.models.language_model import LanguageModel
 
 SHORTEST_ROW = 256  # tokens; shorter requests share a row
 OPEN_ROWS = 64  # rows that are looked at for room
@@ -50,7 +50,7 @@ class Row(NamedTuple):
 
 
 def score(
-    model: Transformer,
+    model: LanguageModel,
     requests: Sequence[Request],
     seq_len: int,
     batch_tokens: int,
@@ -116,7 +116,7 @@ def pack(windows: Sequence[Window], length: int, num_targets: int) -> list[Row]:
     return rows
 
 
-def in_float32(model: Transformer) -> Transformer:
+def in_float32(model: LanguageModel) -> LanguageModel:
     """The model with float32 weights."""
     return jax.tree.map(
         lambda leaf: leaf.astype(jnp.float32) if eqx.is_inexact_array(leaf) else leaf, model
@@ -147,7 +147,7 @@ def _arrays(
 
 @eqx.filter_jit
 def _score(
-    model: Transformer,
+    model: LanguageModel,
     tokens: Int[Array, "B S"],
     segments: Int[Array, "B S"],
     places: Int[Array, "B T"],

@@ -19,7 +19,7 @@ from marin_dagster.data.tokenizer import TrainTokenizer
 from marin_dagster.evaluation.evaluate import Evaluate
 from marin_dagster.evaluation.export import ExportHuggingFace
 from marin_dagster.kinds import Checkpoint, Documents, Tasks, TokenCache, Tokenizer
-from marin_dagster.models.config import ModelConfig
+from marin_dagster.models.config import MoEConfig
 from marin_dagster.openness.report import ExperimentReport
 from marin_dagster.posttraining.sft import SupervisedFineTune
 from marin_dagster.recipe import Recipe
@@ -35,7 +35,7 @@ DESCRIPTION = (
     "its data, and few of the facts: expect story_cloze a little above chance."
 )
 
-MODEL = ModelConfig(
+MODEL = MoEConfig(
     hidden_dim=128,
     num_layers=4,
     num_heads=4,

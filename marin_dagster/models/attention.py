@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from marin_dagster.models.context import attend_over_context, is_divided
+
 QUERY_CHUNK = 128  # queries against their causal prefix; measured best on CPU for rows of 512
 
 
@@ -19,6 +21,8 @@ def causal_attention(
     segment_ids: Int[Array, "B S"],
 ) -> Float[Array, "B S HC"]:
     """Attends to earlier tokens of the same segment, chunk by chunk."""
+    if is_divided():
+        return attend_over_context(attend, QUERY_CHUNK, queries, keys, values, segment_ids)
     seq_len = queries.shape[1]
     positions = jnp.arange(seq_len)
     chunks = []

@@ -5,34 +5,58 @@ Shapes: B batch, S sequence, D hidden, E experts, F expert dim.
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from marin_dagster.models.config import ModelConfig
-from marin_dagster.models.experts import apply_experts
+from marin_dagster.models.capacity import fair_keep
+from marin_dagster.models.config import MoEConfig
+from marin_dagster.models.dispatch import Senders, routed_experts
 from marin_dagster.models.layers import SwiGLU, normal
 from marin_dagster.models.router import Router
 
 
 class MoE(eqx.Module):
-    """Shared experts for every token, and K of E routed experts; no token is ever dropped."""
+    """Shared experts for every token, and K of E routed experts.
+
+    Drops tokens only where there is a capacity and a key: in training. A dropped assignment adds
+    nothing, and the weights of the others stay.
+    """
 
     router: Router
     shared: SwiGLU
     gate_up: Float[Array, "E D twoF"]
     down: Float[Array, "E F D"]
+    capacity_factor: float | None = eqx.field(static=True)
+    sender_capacity_factor: float | None = eqx.field(static=True)
 
-    def __init__(self, config: ModelConfig, key: PRNGKeyArray):
+    def __init__(self, config: MoEConfig, key: PRNGKeyArray):
         keys = jax.random.split(key, 4)
         hidden, width, experts = config.hidden_dim, config.expert_dim, config.num_experts
         self.router = Router(config, keys[0])
         self.shared = SwiGLU(hidden, width * config.num_shared_experts, keys[1])
         self.gate_up = normal(keys[2], (experts, hidden, 2 * width), hidden)
         self.down = normal(keys[3], (experts, width, hidden), width)
+        self.capacity_factor = config.capacity_factor
+        self.sender_capacity_factor = config.sender_capacity_factor
 
     def __call__(
-        self, x: Float[Array, "B S D"], valid: Bool[Array, "B S"]
+        self,
+        x: Float[Array, "B S D"],
+        valid: Bool[Array, "B S"],
+        key: PRNGKeyArray | None = None,
     ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
-        tokens = x.reshape(-1, x.shape[-1])
-        weights, chosen, stats = self.router(tokens, valid.reshape(-1))
-        routed = apply_experts(tokens, weights, chosen, self.gate_up, self.down)
-        return self.shared(x) + routed.reshape(x.shape), stats
+        """Returns the experts' sum and the router's sums; `key` draws who is dropped."""
+        weights, chosen, stats = self.router(x, valid)
+        stats["dropped"] = jnp.zeros(())
+        senders = None
+        if key is not None and self.capacity_factor is not None:
+            num_experts = self.gate_up.shape[0]
+            keep = fair_keep(chosen, valid, num_experts, self.capacity_factor, key)
+            stats["dropped"] = jnp.sum(valid[..., None] & ~keep).astype(jnp.float32)
+            weights, chosen = jnp.where(keep, weights, 0.0), jnp.where(keep, chosen, num_experts)
+        if key is not None and self.sender_capacity_factor is not None:
+            senders = Senders(self.sender_capacity_factor, jax.random.fold_in(key, 1))
+        routed, stats["sender_dropped"] = routed_experts(
+            x, weights, chosen, valid, self.gate_up, self.down, senders
+        )
+        return self.shared(x) + routed, stats

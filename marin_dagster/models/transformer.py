@@ -11,9 +11,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from marin_dagster.models.config import ModelConfig
+from marin_dagster.models.config import MoEConfig
+from marin_dagster.models.language_model import LanguageModel
 from marin_dagster.models.layers import Attention, KeyValues, RMSNorm, normal
 from marin_dagster.models.moe import MoE
+from marin_dagster.models.sharding import ROWS, constrain
 
 PADDING = -1  # segment id of positions that hold no token
 
@@ -26,7 +28,7 @@ class Layer(eqx.Module):
     moe_norm: RMSNorm
     moe: MoE
 
-    def __init__(self, config: ModelConfig, key: PRNGKeyArray):
+    def __init__(self, config: MoEConfig, key: PRNGKeyArray):
         key_attention, key_moe = jax.random.split(key)
         self.attention_norm = RMSNorm(config.hidden_dim, config.norm_eps)
         self.attention = Attention(config, key_attention)
@@ -34,10 +36,13 @@ class Layer(eqx.Module):
         self.moe = MoE(config, key_moe)
 
     def __call__(
-        self, x: Float[Array, "B S D"], segment_ids: Int[Array, "B S"]
+        self,
+        x: Float[Array, "B S D"],
+        segment_ids: Int[Array, "B S"],
+        key: PRNGKeyArray | None = None,
     ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
         x = x + self.attention(self.attention_norm(x), segment_ids)
-        out, stats = self.moe(self.moe_norm(x), segment_ids > PADDING)
+        out, stats = self.moe(self.moe_norm(x), segment_ids > PADDING, key)
         return x + out, stats
 
     def decode(
@@ -52,16 +57,16 @@ class Layer(eqx.Module):
         return x + self.moe(self.moe_norm(x), valid)[0], cache
 
 
-class Transformer(eqx.Module):
+class Transformer(LanguageModel):
     """A decoder with an untied head."""
 
     embedding: Float[Array, "V D"]
     layers: tuple[Layer, ...]
     norm: RMSNorm
     head: Float[Array, "D V"]
-    config: ModelConfig = eqx.field(static=True)
+    config: MoEConfig = eqx.field(static=True)
 
-    def __init__(self, config: ModelConfig, vocab_size: int, key: PRNGKeyArray):
+    def __init__(self, config: MoEConfig, vocab_size: int, key: PRNGKeyArray):
         key_embedding, key_head, *keys = jax.random.split(key, config.num_layers + 2)
         self.embedding = normal(key_embedding, (vocab_size, config.hidden_dim), config.hidden_dim)
         self.layers = tuple(Layer(config, key) for key in keys)
@@ -69,31 +74,23 @@ class Transformer(eqx.Module):
         self.head = normal(key_head, (config.hidden_dim, vocab_size), config.hidden_dim)
         self.config = config
 
-    @property
-    def vocab_size(self) -> int:
-        return self.embedding.shape[0]
-
     def __call__(
-        self, tokens: Int[Array, "B S"], segment_ids: Int[Array, "B S"] | None = None
+        self,
+        tokens: Int[Array, "B S"],
+        segment_ids: Int[Array, "B S"] | None = None,
+        key: PRNGKeyArray | None = None,
     ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
-        """Returns hidden states and the routers' statistics, each stacked over layers.
-
-        Tokens see earlier tokens of their own segment; segment -1 is padding.
-        """
         if segment_ids is None:
             segment_ids = jnp.zeros_like(tokens)
-        x = jnp.take(self.embedding, tokens, axis=0)
+        x = constrain(jnp.take(self.embedding, tokens, axis=0), ROWS, "context", None)
         stats = []
-        for layer in self.layers:
-            x, layer_stats = layer(x, segment_ids)
+        for number, layer in enumerate(self.layers):
+            layer_key = None if key is None else jax.random.fold_in(key, number)
+            x, layer_stats = layer(x, segment_ids, layer_key)
             stats.append(layer_stats)
         return self.norm(x), jax.tree.map(lambda *rows: jnp.stack(rows), *stats)
 
-    def logits(self, hidden: Float[Array, "B S D"]) -> Float[Array, "B S V"]:
-        return (hidden @ self.head).astype(jnp.float32)
-
     def empty_cache(self, batch_size: int, length: int) -> tuple[KeyValues, ...]:
-        """Makes room for `length` tokens per row."""
         shape = (batch_size, length, self.config.num_kv_heads, self.config.head_dim)
         zeros = jnp.zeros(shape, self.embedding.dtype)
         return tuple(KeyValues(zeros, zeros) for _ in self.layers)
@@ -105,22 +102,9 @@ class Transformer(eqx.Module):
         valid: Bool[Array, "B S"],
         cache: tuple[KeyValues, ...],
     ) -> tuple[Float[Array, "B S D"], tuple[KeyValues, ...]]:
-        """Reads the next tokens of every row after those in the cache."""
         x = jnp.take(self.embedding, tokens, axis=0)
         caches = []
         for layer, layer_cache in zip(self.layers, cache, strict=True):
             x, layer_cache = layer.decode(x, positions, valid, layer_cache)
             caches.append(layer_cache)
         return self.norm(x), tuple(caches)
-
-
-def router_bias(model: Transformer) -> Float[Array, "L E"]:
-    """Stacks the routers' biases over layers."""
-    return jnp.stack([layer.moe.router.bias for layer in model.layers])
-
-
-def with_router_bias(model: Transformer, bias: Float[Array, "L E"]) -> Transformer:
-    """Returns the model with other router biases."""
-    return eqx.tree_at(
-        lambda tree: [layer.moe.router.bias for layer in tree.layers], model, list(bias)
-    )

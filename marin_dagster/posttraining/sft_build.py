@@ -8,7 +8,7 @@ import numpy as np
 from marin_dagster.data.mixture import Rows
 from marin_dagster.data.token_cache import TokenCacheReader
 from marin_dagster.data.tokenizer import TextTokenizer, load_tokenizer
-from marin_dagster.models.transformer import Transformer
+from marin_dagster.models.language_model import LanguageModel
 from marin_dagster.posttraining.chat import END, render_prompt, show_mask
 from marin_dagster.recipe import Context, StageError, Summary
 from marin_dagster.training.checkpoint import load_model, read_config
@@ -85,7 +85,7 @@ def supervised_share(reader: TokenCacheReader, address: str) -> float:
 
 
 def ask(
-    model: Transformer, questions: Sequence[str], tokenizer: TextTokenizer
+    model: LanguageModel, questions: Sequence[str], tokenizer: TextTokenizer
 ) -> list[dict[str, Any]]:
     """Asks each question alone, greedily; `stopped` says whether the answer ended by itself."""
     end = tokenizer.token_id(END)

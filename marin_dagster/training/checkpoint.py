@@ -20,11 +20,11 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from marin_dagster.models.config import ModelConfig
-from marin_dagster.models.transformer import Transformer
+from marin_dagster.models.config import ModelConfig, architecture_of, config_of
+from marin_dagster.models.language_model import LanguageModel
 from marin_dagster.recipe import StageError
 
-FORMAT = 1
+FORMAT = 2
 MODEL = os.path.join("model", "model.safetensors")
 KEPT = 2  # resume points; the older one serves when the newest does not verify
 
@@ -70,13 +70,14 @@ def fill(tree: Any, tensors: Mapping[str, np.ndarray], where: str) -> Any:
     return jax.tree_util.tree_map_with_path(replace, tree)
 
 
-def save_model(model: Transformer, folder: str, extra: Mapping[str, Any]) -> None:
+def save_model(model: LanguageModel, folder: str, extra: Mapping[str, Any]) -> None:
     """Writes `model/model.safetensors` and `config.json`, with `extra` facts for readers."""
     os.makedirs(os.path.join(folder, "model"), exist_ok=True)
     write_tensors(to_host(model), os.path.join(folder, MODEL))
     config = {
         "format": FORMAT,
         "vocab_size": model.vocab_size,
+        "architecture": architecture_of(model.config),
         "model": dataclasses.asdict(model.config),
         **extra,
     }
@@ -85,14 +86,17 @@ def save_model(model: Transformer, folder: str, extra: Mapping[str, Any]) -> Non
         file.write("\n")
 
 
-def load_model(folder: str) -> tuple[Transformer, ModelConfig]:
+def load_model(folder: str) -> tuple[LanguageModel, ModelConfig]:
     """Reads a Checkpoint's folder, with the router biases that evaluation uses.
 
     Raises StageError("bad_input") when the files and the configuration disagree.
     """
     stored = read_config(folder)
-    config = ModelConfig(**stored["model"])
-    shapes = eqx.filter_eval_shape(Transformer, config, stored["vocab_size"], jax.random.key(0))
+    try:
+        config = config_of(stored["architecture"], stored["model"])
+    except ValueError as error:
+        raise StageError("bad_input", f"the model of {folder} cannot be made: {error}") from error
+    shapes = eqx.filter_eval_shape(config.make, stored["vocab_size"], jax.random.key(0))
     model = jax.tree.map(
         lambda leaf: np.zeros(leaf.shape, leaf.dtype) if isinstance(leaf, _Shape) else leaf, shapes
     )

@@ -7,12 +7,12 @@ import numpy as np
 
 from marin_dagster.data.mixture import PADDING, Row, Rows
 from marin_dagster.data.token_cache import TokenCacheReader
-from marin_dagster.models.transformer import Transformer
+from marin_dagster.models.language_model import LanguageModel
 from marin_dagster.training.step import evaluation_sums
 
 
 def evaluate(
-    model: Transformer, validation: Mapping[str, Rows], batch_size: int
+    model: LanguageModel, validation: Mapping[str, Rows], batch_size: int
 ) -> dict[str, float]:
     """Measures every cache, all of it, in order.
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from marin_dagster.data.tokenizer import TextTokenizer
-from marin_dagster.models.transformer import Transformer
+from marin_dagster.models.language_model import LanguageModel
 from marin_dagster.recipe import Context, Summary
 from marin_dagster.training.checkpoint import save_model
 from marin_dagster.training.metrics import Row, read_metrics
@@ -20,7 +20,7 @@ METRICS = "metrics.jsonl"
 
 
 def write_checkpoint(
-    ctx: Context, folder: str, model: Transformer, tokenizer: TextTokenizer, **facts: Any
+    ctx: Context, folder: str, model: LanguageModel, tokenizer: TextTokenizer, **facts: Any
 ) -> None:
     """Writes the model, its configuration and the run's metrics so far into a folder."""
     extra = {
@@ -55,7 +55,7 @@ class Snapshots:
             if os.path.isdir(draft):
                 self._publish(step, read_metrics(os.path.join(draft, METRICS)))
 
-    def keep(self, step: int, model: Transformer, history: Sequence[Row]) -> None:
+    def keep(self, step: int, model: LanguageModel, history: Sequence[Row]) -> None:
         """Writes the model after `step` steps, and publishes it."""
         half, draft = self._draft(step, half=True), self._draft(step)
         if os.path.isdir(draft):  # left over, and on its way already

@@ -8,7 +8,7 @@ import jax
 from marin_dagster.data.mixture import Mixture, Rows
 from marin_dagster.data.token_cache import TokenCacheReader
 from marin_dagster.data.tokenizer import TextTokenizer, load_tokenizer
-from marin_dagster.models.transformer import Transformer
+from marin_dagster.models.language_model import LanguageModel
 from marin_dagster.recipe import Context, Recipe, StageError, Summary
 from marin_dagster.training.evaluate import unigram_entropy
 from marin_dagster.training.loop import Run, train
@@ -34,11 +34,12 @@ def build_pretrained(recipe: "Pretrain", ctx: Context) -> Summary:
     )
     validation = {name: Rows(reader, seq_len) for name, reader in held_out.items()}
     key = jax.random.key(recipe.seed)
-    model = Transformer(recipe.model, tokenizer.vocab_size, key)
+    model = recipe.model.make(tokenizer.vocab_size, key)
     run = Run(
         optimizer=recipe.optimizer,
         num_steps=recipe.num_steps,
         z_loss_weight=recipe.z_loss_weight,
+        balance=recipe.balance,
         steps_per_eval=recipe.steps_per_eval,
         steps_per_checkpoint=recipe.steps_per_checkpoint,
         snapshots=recipe.snapshots,
@@ -97,7 +98,7 @@ def open_mixture(
 
 
 def sample_texts(
-    model: Transformer,
+    model: LanguageModel,
     prompts: Sequence[Sequence[int]],
     tokenizer: TextTokenizer,
     stop_ids: Sequence[int],

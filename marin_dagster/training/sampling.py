@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from marin_dagster.models.transformer import Transformer
+from marin_dagster.models.language_model import LanguageModel
 
 ROUNDING = 64  # rows are padded to multiples, so that few shapes are compiled
 
 
 def generate(
-    model: Transformer,
+    model: LanguageModel,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     stop_ids: Sequence[int],
@@ -57,7 +57,7 @@ def _until_stop(row: list[int], stop_ids: Sequence[int]) -> list[int]:
 
 @eqx.filter_jit
 def _generate(
-    model: Transformer,
+    model: LanguageModel,
     tokens: Int[Array, "B S"],
     lengths: Int[Array, " B"],
     stop_ids: Int[Array, " N"],

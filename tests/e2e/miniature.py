@@ -14,7 +14,7 @@ from marin_dagster.data.raw import StoryConversations, StoryTasks
 from marin_dagster.data.site import GeneratedSite
 from marin_dagster.data.tokenizer import TrainTokenizer
 from marin_dagster.experiments import quickstart
-from marin_dagster.models.config import ModelConfig
+from marin_dagster.models.config import MoEConfig
 from marin_dagster.posttraining.sft import SupervisedFineTune
 from marin_dagster.recipe import Recipe, walk
 from marin_dagster.store import Store
@@ -28,7 +28,7 @@ SIZES: dict[type, dict[str, Any]] = {
     StoryTasks: {"num_examples": 24},
     StoryConversations: {"num_conversations": 120},
     TrainTokenizer: {"vocab_size": 600},
-    ModelConfig: {"hidden_dim": 32, "num_layers": 2, "head_dim": 8, "expert_dim": 32},
+    MoEConfig: {"hidden_dim": 32, "num_layers": 2, "head_dim": 8, "expert_dim": 32},
     Pretrain: {"num_steps": 24, "batch_size": 4, "steps_per_eval": 12, "steps_per_checkpoint": 4},
     SupervisedFineTune: {"num_steps": 12, "batch_size": 4},
     WarmupStableDecay: {"warmup_steps": 2, "decay_steps": 8},

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from marin_dagster.kinds import Checkpoint, Tasks, Tokenizer
-from marin_dagster.models.config import ModelConfig
+from marin_dagster.models.config import MoEConfig
 from marin_dagster.recipe import Context, Summary
 from tests.unit.data.corpus import TOKENIZER, text
 
-SMALL = ModelConfig(
+SMALL = MoEConfig(
     hidden_dim=16,
     num_layers=1,
     num_heads=2,
@@ -37,7 +37,8 @@ class RandomModel(Checkpoint):
         import jax
 
         from marin_dagster.data.tokenizer import load_tokenizer
-        from marin_dagster.models.transformer import Transformer, with_router_bias
+        from marin_dagster.models.router import with_router_bias
+        from marin_dagster.models.transformer import Transformer
         from marin_dagster.training.checkpoint import save_model
 
         tokenizer = load_tokenizer(ctx.path(self.tokenizer))

@@ -6,9 +6,9 @@ import pytest
 
 from marin_dagster.models import attention as attention_module
 from marin_dagster.models import layers
-from marin_dagster.models.config import ModelConfig
+from marin_dagster.models.config import MoEConfig
 
-TINY = ModelConfig(
+TINY = MoEConfig(
     hidden_dim=16,
     num_layers=2,
     num_heads=4,
@@ -45,6 +45,6 @@ def test_rotary_scores_depend_on_distance_only():
 
 def test_a_model_config_names_what_does_not_fit():
     with pytest.raises(ValueError, match=r"num_heads=4 is not divisible by num_kv_heads=3"):
-        ModelConfig(**{**TINY.__dict__, "num_kv_heads": 3})
+        MoEConfig(**{**TINY.__dict__, "num_kv_heads": 3})
     with pytest.raises(ValueError, match=r"num_experts_per_token=4 is not below num_experts=4"):
-        ModelConfig(**{**TINY.__dict__, "num_experts_per_token": 4})
+        MoEConfig(**{**TINY.__dict__, "num_experts_per_token": 4})

@@ -4,7 +4,7 @@ import os
 import pytest
 
 from marin_dagster.data.tokenize import TokenizeDocuments
-from marin_dagster.models.config import ModelConfig
+from marin_dagster.models.config import MoEConfig
 from marin_dagster.recipe import Placement, StageError
 from marin_dagster.training.checkpoint import load_model
 from marin_dagster.training.metrics import read_metrics
@@ -23,7 +23,7 @@ PRETRAIN = Pretrain(
     tokenizer=TOKENIZER,
     data=((TRAIN, 1.0),),
     validation=(HELD_OUT,),
-    model=ModelConfig(
+    model=MoEConfig(
         hidden_dim=32,
         num_layers=1,
         num_heads=2,

@@ -14,7 +14,8 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from marin_dagster.models.config import RoutedConfig
 from marin_dagster.models.layers import normal
 
-Part, Model = TypeVar("Part"), TypeVar("Model")
+Part = TypeVar("Part")
+Model = TypeVar("Model")
 
 BINS = 2048  # of the margins' grid, which is two wide: a bin is a thousandth of a sigmoid
 

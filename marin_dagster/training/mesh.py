@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -22,7 +23,7 @@ def mesh_shape(text: str, num_devices: int) -> dict[str, int]:
 
     Raises StageError("bad_input") for axes that do not exist or do not fit the devices.
     """
-    shape = dict.fromkeys(AXES, 1)
+    shape: dict[str, int] = dict.fromkeys(AXES, 1)
     for part in filter(None, text.replace(" ", "").split(",")):
         found = re.fullmatch(r"(\w+)=([1-9]\d*)", part)
         if found is None or found[1] not in AXES:
@@ -111,7 +112,7 @@ def _place(array: Any, sharding: NamedSharding) -> jax.Array:
     """Makes a global array of values that every process has, each placing its own parts."""
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
         return jax.device_put(array, sharding)
-    if isinstance(array, jax.Array) and jax.dtypes.issubdtype(array.dtype, jax.dtypes.prng_key):
+    if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         return jax.device_put(array, sharding)
     host = np.asarray(array)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])

@@ -99,7 +99,7 @@ def make_step(
         grad_norm = optax.global_norm(grads)
         new, skipped = State(model, optimizer, state.step + 1), jnp.zeros((), bool)
         if recovery is not None:
-            new, skipped = _unless_skipped(state, new, sums["loss"], grad_norm, recovery)
+            new, skipped = unless_skipped(state, new, sums["loss"], grad_norm, recovery)
         metrics = {
             "train/loss": sums["loss"],
             "train/cross_entropy": sums["cross_entropy"],
@@ -233,7 +233,7 @@ def _add_up(function: Callable[[Any], Any], split: Any) -> Any:
     return jax.lax.scan(add, zeros, split)[0]
 
 
-def _unless_skipped(
+def unless_skipped(
     old: State,
     new: State,
     loss: Float[Array, ""],

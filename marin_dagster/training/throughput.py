@@ -3,7 +3,7 @@
 import resource
 import sys
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -33,7 +33,7 @@ class Meter:
     ):
         self._flops_per_token, self._peak = flops_per_token, peak_flops
         self._clock = clock
-        self._spent: Counter[str] = Counter()
+        self._spent: defaultdict[str, float] = defaultdict(float)
         self._last = clock()
 
     @contextmanager
@@ -49,7 +49,7 @@ class Meter:
         """The numbers of a step of `tokens` tokens that has just ended; begins the next."""
         now = self._clock()
         whole, self._last = now - self._last, now
-        spent, self._spent = self._spent, Counter()
+        spent, self._spent = self._spent, defaultdict(float)
         seconds = spent["step"]
         speed = tokens / seconds
         numbers = {

@@ -40,5 +40,5 @@ def test_an_exchange_that_does_not_exist_is_refused():
 
 
 def test_a_capacity_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="capacity_factor=0 is not positive"):
-        dataclasses.replace(CONFIG, capacity_factor=0)
+    with pytest.raises(ValueError, match="capacity_factor=0.0 is not positive"):
+        dataclasses.replace(CONFIG, capacity_factor=0.0)

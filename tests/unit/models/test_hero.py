@@ -32,7 +32,7 @@ TINY = HeroConfig(
 @pytest.fixture(scope="module")
 def model() -> Hero:
     """Random weights in every place, also where training begins at zero or one."""
-    plain = eqx.filter_jit(TINY.make)(VOCAB, jax.random.key(0))
+    plain = TINY.make(VOCAB, jax.random.key(0))
     leaves, tree = jax.tree.flatten(plain)
     keys = jax.random.split(jax.random.key(1), len(leaves))
     noise = [0.1 * jax.random.normal(k, leaf.shape) for k, leaf in zip(keys, leaves, strict=True)]
@@ -78,7 +78,7 @@ def test_decoding_equals_reading_the_whole_row(model):
 
 
 def test_the_loss_falls():
-    model = eqx.filter_jit(TINY.make)(VOCAB, jax.random.key(0))
+    model = TINY.make(VOCAB, jax.random.key(0))
     ids = tokens(0)
 
     @eqx.filter_jit

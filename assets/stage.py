@@ -71,7 +71,10 @@ def stage_asset(
         recipe = recipes[context.partition_key]
         tag(context, recipe, **{ARTIFACT_TAG: tag_value(recipe.address)})
         placement = Placement(
-            workers=executor.processes(), wandb_mode=tracker.mode(), hub_token=hub.token()
+            workers=executor.processes(),
+            wandb_mode=tracker.mode(),
+            hub_token=hub.token(),
+            devices=launcher.devices(),
         )
         try:
             outcome = _build(context, opened, recipe, launcher, placement)

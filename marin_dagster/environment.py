@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from marin_dagster.recipe import Placement
+from marin_dagster.recipe import Devices, Placement
 from marin_dagster.store import Store
 
 DEFAULT_WEBSERVER = "http://127.0.0.1:3000"
@@ -22,7 +22,7 @@ class Environment:
     region: str | None  # MARIN_REGION: where this machine computes
     cross_region: bool  # MARIN_CROSS_REGION: allow
     container_image: str | None  # MARIN_CONTAINER_IMAGE
-    placement: Placement  # MARIN_WORKERS, HF_TOKEN, WANDB_MODE
+    placement: Placement  # MARIN_WORKERS, HF_TOKEN, WANDB_MODE, and those of its devices
     webserver: str  # MARIN_DAGSTER_URL: where `dagster dev` is reached
     timeout_seconds: float | None  # MARIN_TIMEOUT_SECONDS: wall time of a worker
     hang_seconds: float | None  # MARIN_HANG_SECONDS: longest silence of a worker
@@ -52,6 +52,7 @@ def read_environment() -> Environment:
             workers=_positive("MARIN_WORKERS", default=os.cpu_count() or 1),
             hub_token=os.environ.get("HF_TOKEN") or None,
             wandb_mode=_wandb_mode(),
+            devices=_devices(),
         ),
         webserver=os.environ.get("MARIN_DAGSTER_URL") or DEFAULT_WEBSERVER,
         timeout_seconds=_seconds("MARIN_TIMEOUT_SECONDS"),
@@ -74,6 +75,24 @@ def _cross_region() -> bool:
     if text not in ("refuse", "allow"):
         raise ValueError(f"MARIN_CROSS_REGION={text!r} is neither 'refuse' nor 'allow'")
     return text == "allow"
+
+
+def _devices() -> Devices:
+    """MARIN_MESH, MARIN_EXCHANGE, MARIN_MICRO_BATCHES, MARIN_REMAT and MARIN_SCAN_LAYERS."""
+    return Devices(
+        mesh=os.environ.get("MARIN_MESH") or "",
+        exchange=_one_of("MARIN_EXCHANGE", "all_to_all", "ring"),
+        micro_batches=_positive("MARIN_MICRO_BATCHES", default=1),
+        remat=_one_of("MARIN_REMAT", "none", "block"),
+        scan_layers=_one_of("MARIN_SCAN_LAYERS", "no", "yes") == "yes",
+    )
+
+
+def _one_of(name: str, default: str, *others: str) -> str:
+    value = os.environ.get(name) or default
+    if value not in (default, *others):
+        raise ValueError(f"{name}={value!r} is not one of {', '.join((default, *others))}")
+    return value
 
 
 def _wandb_mode() -> str:

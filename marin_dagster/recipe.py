@@ -86,12 +86,38 @@ class Summary:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Devices:
+    """How a model is laid over accelerators. It changes memory and time, and no number.
+
+    An axis that `mesh` does not name has size one; `data` takes the devices that are left.
+    """
+
+    mesh: str = ""  # "data=4,expert=2": sizes of replica, data, expert, context, tensor
+    exchange: str = "all_to_all"  # how tokens reach experts elsewhere; or "ring": all visit all
+    micro_batches: int = 1  # parts in which a batch is read
+    remat: str = "none"  # or "block": layers are computed again on the way back
+    scan_layers: bool = False  # compile equal layers once, for a copy of their weights
+
+    def __post_init__(self) -> None:
+        for name, values in (("exchange", ("all_to_all", "ring")), ("remat", ("none", "block"))):
+            if getattr(self, name) not in values:
+                raise ValueError(
+                    f"{name}={getattr(self, name)!r} is not one of {', '.join(values)}"
+                )
+        if self.micro_batches < 1:
+            raise ValueError(
+                f"micro_batches={self.micro_batches} is below 1; use 1 to read a batch at once"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Placement:
     """What the environment gives a build and what never changes its identity."""
 
     workers: int = 2  # processes of a data stage
     hub_token: str | None = field(default=None, repr=False)
     wandb_mode: str = "offline"  # offline | online | disabled
+    devices: Devices = Devices()
 
 
 @runtime_checkable

@@ -1,5 +1,6 @@
 """Where training and evaluation run: a launcher, watched through Dagster Pipes."""
 
+import dataclasses
 import sys
 import time
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from marin_dagster.launch.base import Job, JobState, Launcher
 from marin_dagster.launch.local import LocalLauncher
 from marin_dagster.launch.worker import extras_for
 from marin_dagster.memory import available_memory
-from marin_dagster.recipe import Recipe, StageError, Summary
+from marin_dagster.recipe import Devices, Recipe, StageError, Summary
 from marin_dagster.store import BuildContext, Store
 from resources.messages import FileMessages, Inbox
 
@@ -34,12 +35,19 @@ class LauncherResource(dg.ConfigurableResource):
     """Runs a recipe in a worker process on this machine.
 
     `timeout_seconds` limits a worker's wall time; a worker from which no message has come for
-    `hang_seconds` is ended after it wrote its stacks. Neither is limited by default.
+    `hang_seconds` is ended after it wrote its stacks. Neither is limited by default. `mesh` is
+    the shape of the devices' mesh, as data=4,expert=2.
     """
 
     grace_seconds: float = 8.0
     timeout_seconds: float | None = None
     hang_seconds: float | None = None
+    mesh: str | None = None
+
+    def devices(self) -> Devices:
+        """How models are laid over devices: by the environment, and `mesh` where it is set."""
+        found = read_environment().placement.devices
+        return found if self.mesh is None else dataclasses.replace(found, mesh=self.mesh)
 
     def launcher(self) -> Launcher:
         return LocalLauncher(grace_seconds=self.grace_seconds)

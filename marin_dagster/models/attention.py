@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from marin_dagster.models.context import attend_over_context, is_divided
+
 QUERY_CHUNK = 128  # queries against the keys they see; measured best on CPU for rows of 512
 LONG_ROW = 1024  # tokens; longer rows compute the scores again on the way back
 PARTS = 8  # of a long row: the queries of a part share a prefix of keys
@@ -32,6 +34,8 @@ def causal_attention(
     seq_len = queries.shape[1]
     if window is not None and window >= seq_len:
         window = None
+    if is_divided():
+        return attend_over_context(attend, QUERY_CHUNK, queries, keys, values, segment_ids, window)
     if seq_len <= LONG_ROW:
         return _short(queries, keys, values, segment_ids, window)
     return _long(queries, keys, values, segment_ids, window)

@@ -86,6 +86,8 @@ class RoutedConfig(ModelConfig):
     num_experts_per_token: int
     num_shared_experts: int
     routed_scaling_factor: float = 2.5  # sum of the combine weights, as in Marin's hero run
+    capacity_factor: float | None = None  # of an expert, over its even share; None: none dropped
+    sender_capacity_factor: float | None = None  # of a device's peers; numbers depend on the mesh
     expert_latent_dim: int | None = None
     sliding_window: int | None = None  # tokens
     global_every: int = 4
@@ -108,6 +110,13 @@ class RoutedConfig(ModelConfig):
                 f"num_experts_per_token={self.num_experts_per_token} is not below "
                 f"num_experts={self.num_experts}; a router needs something to choose from"
             )
+        for name in ("capacity_factor", "sender_capacity_factor"):
+            factor = getattr(self, name)
+            if factor is not None and not factor > 0:
+                raise ValueError(
+                    f"{name}={factor} is not positive; give the capacity over an even share, as "
+                    "1.25, or None to drop nothing"
+                )
 
     def window_of(self, layer: int) -> int | None:
         """The window of a layer, counted from 0; None for a global one."""

@@ -13,6 +13,7 @@ from marin_dagster.models.hero import HeroConfig
 from marin_dagster.models.language_model import LanguageModel
 from marin_dagster.models.layers import KeyValues, RMSNorm, normal, rope, row_positions
 from marin_dagster.models.moe import MoE
+from marin_dagster.models.sharding import ROWS, constrain
 from marin_dagster.models.stack import apply_layers
 from marin_dagster.models.transformer import PADDING
 
@@ -185,11 +186,14 @@ class HeroLayer(eqx.Module):
         self.moe_conv = ShortConv(config.conv_size, config.hidden_dim)
 
     def __call__(
-        self, x: Float[Array, "B S D"], segment_ids: Int[Array, "B S"]
+        self,
+        x: Float[Array, "B S D"],
+        segment_ids: Int[Array, "B S"],
+        key: PRNGKeyArray | None = None,
     ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
         attended = self.attention(self.attention_norm(x), segment_ids)
         x = x + self.attention_conv(attended, segment_ids)
-        out, stats = self.moe(self.moe_norm(x), segment_ids > PADDING)
+        out, stats = self.moe(self.moe_norm(x), segment_ids > PADDING, key)
         return x + self.moe_conv(out, segment_ids), stats
 
     def empty_cache(self, batch_size: int, length: int) -> HeroCache:
@@ -238,12 +242,15 @@ class Hero(LanguageModel):
         self.config = config
 
     def __call__(
-        self, tokens: Int[Array, "B S"], segment_ids: Int[Array, "B S"] | None = None
+        self,
+        tokens: Int[Array, "B S"],
+        segment_ids: Int[Array, "B S"] | None = None,
+        key: PRNGKeyArray | None = None,
     ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
         if segment_ids is None:
             segment_ids = jnp.zeros_like(tokens)
-        x = self.embedding_norm(jnp.take(self.embedding, tokens, axis=0))
-        x, stats = apply_layers(self.layers, x, segment_ids)
+        x = constrain(jnp.take(self.embedding, tokens, axis=0), ROWS, "context", None)
+        x, stats = apply_layers(self.layers, self.embedding_norm(x), segment_ids, key)
         return self.norm(x), stats
 
     def empty_cache(self, batch_size: int, length: int) -> tuple[HeroCache, ...]:

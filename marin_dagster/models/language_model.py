@@ -8,7 +8,7 @@ from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from marin_dagster.models.config import ModelConfig
 
@@ -17,6 +17,7 @@ class LanguageModel(eqx.Module):
     """A causal decoder: training, evaluation and sampling know no more of a model than this."""
 
     embedding: eqx.AbstractVar[Float[Array, "V D"]]
+    layers: eqx.AbstractVar[tuple[eqx.Module, ...]]  # read one after the other
     head: eqx.AbstractVar[Float[Array, "D V"]]
     config: eqx.AbstractVar[ModelConfig]
 
@@ -26,11 +27,15 @@ class LanguageModel(eqx.Module):
 
     @abstractmethod
     def __call__(
-        self, tokens: Int[Array, "B S"], segment_ids: Int[Array, "B S"] | None = None
+        self,
+        tokens: Int[Array, "B S"],
+        segment_ids: Int[Array, "B S"] | None = None,
+        key: PRNGKeyArray | None = None,
     ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
         """Returns hidden states and the routers' statistics, stacked over the layers with experts.
 
-        Tokens see earlier tokens of their own segment; segment -1 is padding.
+        Tokens see earlier tokens of their own segment; segment -1 is padding. The key draws which
+        tokens an expert with a capacity drops; without one none are.
         """
 
     def logits(self, hidden: Float[Array, "B S D"]) -> Float[Array, "B S V"]:

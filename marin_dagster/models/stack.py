@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 
 class Execution(NamedTuple):
@@ -34,24 +34,33 @@ class LayerCall(Protocol):
     """What a layer is to a stack."""
 
     def __call__(
-        self, x: Float[Array, "B S D"], segment_ids: Int[Array, "B S"], /
+        self,
+        x: Float[Array, "B S D"],
+        segment_ids: Int[Array, "B S"],
+        key: PRNGKeyArray | None = None,
+        /,
     ) -> tuple[Float[Array, "B S D"], dict[str, Array]]: ...
 
 
 def apply_layers(
-    layers: Sequence[LayerCall], x: Float[Array, "B S D"], segment_ids: Int[Array, "B S"]
+    layers: Sequence[LayerCall],
+    x: Float[Array, "B S D"],
+    segment_ids: Int[Array, "B S"],
+    key: PRNGKeyArray | None = None,
 ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
-    """Applies the layers in order; returns their statistics stacked in that order."""
+    """Applies the layers in order, each with a key of its own; stacks their statistics."""
     how = execution.value
     period, repeats = repetition(layers) if how.scan else (1, 0)
     scanned = period * repeats
+    keys = None if key is None else jax.random.split(key, len(layers))
     rows = []
     if repeats > 1:
-        x, rows = _scan(layers[:scanned], period, x, segment_ids, how.remat)
+        x, rows = _scan(layers[:scanned], period, x, segment_ids, keys, how.remat)
     else:
         scanned = 0
-    for layer in layers[scanned:]:
-        x, stats = _call(layer, x, segment_ids, how.remat)
+    for index in range(scanned, len(layers)):
+        own = None if keys is None else keys[index]
+        x, stats = _call(layers[index], x, segment_ids, own, how.remat)
         rows.append(jax.tree.map(lambda array: array[None], stats))
     return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), *rows)
 
@@ -73,23 +82,35 @@ def repetition(layers: Sequence[LayerCall]) -> tuple[int, int]:
     return found[1], found[2]
 
 
-def _call(layer: LayerCall, x: Array, segment_ids: Array, remat: bool):
-    return (eqx.filter_checkpoint(layer) if remat else layer)(x, segment_ids)
+def _call(layer: LayerCall, x: Array, segment_ids: Array, key: PRNGKeyArray | None, remat: bool):
+    return (eqx.filter_checkpoint(layer) if remat else layer)(x, segment_ids, key)
 
 
-def _scan(layers: Sequence[LayerCall], period: int, x: Array, segment_ids: Array, remat: bool):
+def _scan(
+    layers: Sequence[LayerCall],
+    period: int,
+    x: Array,
+    segment_ids: Array,
+    keys: PRNGKeyArray | None,
+    remat: bool,
+):
     """Scans over whole periods; returns the statistics stacked over all layers, in a list."""
     stacks = tuple(
         jax.tree.map(lambda *parts: jnp.stack(parts), *layers[place::period])
         for place in range(period)
     )
 
-    def body(x, group):
+    if keys is not None:
+        keys = keys[: len(layers)].reshape(-1, period)
+
+    def body(x, step):
+        group, own = step
         stats = []
-        for layer in group:
-            x, row = _call(layer, x, segment_ids, remat)
+        for place, layer in enumerate(group):
+            key = None if own is None else own[place]
+            x, row = _call(layer, x, segment_ids, key, remat)
             stats.append(row)
         return x, jax.tree.map(lambda *rows: jnp.stack(rows), *stats)
 
-    x, stats = jax.lax.scan(body, x, stacks)
+    x, stats = jax.lax.scan(body, x, (stacks, keys))
     return x, [jax.tree.map(lambda array: array.reshape(-1, *array.shape[2:]), stats)]

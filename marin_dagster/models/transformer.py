@@ -20,7 +20,7 @@ from marin_dagster.models.dense import DenseConfig
 from marin_dagster.models.language_model import LanguageModel
 from marin_dagster.models.layers import Attention, KeyValues, RMSNorm, SwiGLU, normal
 from marin_dagster.models.moe import MoE
-from marin_dagster.models.router import Router
+from marin_dagster.models.sharding import ROWS, constrain
 from marin_dagster.models.stack import apply_layers
 
 PADDING = -1  # segment id of positions that hold no token
@@ -34,15 +34,21 @@ class Layer(eqx.Module):
 
     @abstractmethod
     def feed_forward(
-        self, x: Float[Array, "B S D"], valid: Bool[Array, "B S"]
+        self,
+        x: Float[Array, "B S D"],
+        valid: Bool[Array, "B S"],
+        key: PRNGKeyArray | None = None,
     ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
         """What is added after attention, and statistics of it."""
 
     def __call__(
-        self, x: Float[Array, "B S D"], segment_ids: Int[Array, "B S"]
+        self,
+        x: Float[Array, "B S D"],
+        segment_ids: Int[Array, "B S"],
+        key: PRNGKeyArray | None = None,
     ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
         x = x + self.attention(self.attention_norm(x), segment_ids)
-        out, stats = self.feed_forward(x, segment_ids > PADDING)
+        out, stats = self.feed_forward(x, segment_ids > PADDING, key)
         return x + out, stats
 
     def decode(
@@ -73,9 +79,12 @@ class MoELayer(Layer):
         self.moe = MoE(config, key_moe)
 
     def feed_forward(
-        self, x: Float[Array, "B S D"], valid: Bool[Array, "B S"]
+        self,
+        x: Float[Array, "B S D"],
+        valid: Bool[Array, "B S"],
+        key: PRNGKeyArray | None = None,
     ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
-        return self.moe(self.moe_norm(x), valid)
+        return self.moe(self.moe_norm(x), valid, key)
 
 
 class DenseLayer(Layer):
@@ -94,7 +103,10 @@ class DenseLayer(Layer):
         self.mlp = SwiGLU(config.hidden_dim, config.intermediate_dim, key_mlp)
 
     def feed_forward(
-        self, x: Float[Array, "B S D"], valid: Bool[Array, "B S"]
+        self,
+        x: Float[Array, "B S D"],
+        valid: Bool[Array, "B S"],
+        key: PRNGKeyArray | None = None,
     ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
         return self.mlp(self.mlp_norm(x)), {}
 
@@ -123,12 +135,15 @@ class Transformer(LanguageModel):
         self.config = config
 
     def __call__(
-        self, tokens: Int[Array, "B S"], segment_ids: Int[Array, "B S"] | None = None
+        self,
+        tokens: Int[Array, "B S"],
+        segment_ids: Int[Array, "B S"] | None = None,
+        key: PRNGKeyArray | None = None,
     ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
         if segment_ids is None:
             segment_ids = jnp.zeros_like(tokens)
-        x = jnp.take(self.embedding, tokens, axis=0)
-        x, stats = apply_layers(self.layers, x, segment_ids)
+        x = constrain(jnp.take(self.embedding, tokens, axis=0), ROWS, "context", None)
+        x, stats = apply_layers(self.layers, x, segment_ids, key)
         return self.norm(x), stats
 
     def empty_cache(self, batch_size: int, length: int) -> tuple[KeyValues, ...]:
@@ -147,18 +162,3 @@ class Transformer(LanguageModel):
             x, layer_cache = layer.decode(x, positions, valid, layer_cache)
             caches.append(layer_cache)
         return self.norm(x), tuple(caches)
-
-
-def router_bias(model: LanguageModel) -> Float[Array, "L E"]:
-    """Stacks the routers' biases over the layers that have one."""
-    return jnp.stack([router.bias for router in _routers(model)])
-
-
-def with_router_bias(model: LanguageModel, bias: Float[Array, "L E"]) -> LanguageModel:
-    """Returns the model with other router biases."""
-    return eqx.tree_at(lambda tree: [router.bias for router in _routers(tree)], model, list(bias))
-
-
-def _routers(model: LanguageModel) -> list[Router]:
-    leaves = jax.tree.leaves(model, is_leaf=lambda leaf: isinstance(leaf, Router))
-    return [leaf for leaf in leaves if isinstance(leaf, Router)]

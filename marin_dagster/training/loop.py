@@ -18,8 +18,10 @@ import numpy as np
 from marin_dagster.data.mixture import Batch, Rows
 from marin_dagster.models.language_model import LanguageModel
 from marin_dagster.recipe import Context, StageError
+from marin_dagster.training.balance import Balance
 from marin_dagster.training.checkpoint import Saver, restore
 from marin_dagster.training.evaluate import evaluate
+from marin_dagster.training.mesh import global_batch, make_mesh, on_mesh, shard_state
 from marin_dagster.training.metrics import MetricsLog, Row, read_metrics
 from marin_dagster.training.optimizer import OptimizerConfig
 from marin_dagster.training.step import State, initial_state, make_step
@@ -53,6 +55,7 @@ class Run:
     optimizer: OptimizerConfig
     num_steps: int
     z_loss_weight: float = 0.0
+    balance: Balance = Balance()
     steps_per_eval: int | None = None  # None: at the end only
     steps_per_checkpoint: int | None = None  # resume points; None: none
     snapshots: tuple[int, ...] = ()  # steps whose model is handed to `keep`
@@ -80,7 +83,9 @@ def train(
     folder = os.path.join(ctx.work, "resume")
     state = initial_state(model, run.optimizer, run.num_steps)
     first, model, optimizer = restore(folder, state.model, state.optimizer, ctx.log)
-    state = State(model, optimizer, state.step + first)
+    devices = ctx.placement.devices
+    mesh = make_mesh(devices.mesh)
+    state = shard_state(State(model, optimizer, state.step + first), mesh)
     if first:
         ctx.log(f"attempt {log.attempt} goes on after step {first}")
     mirror = WandbMirror(
@@ -91,9 +96,13 @@ def train(
         ctx.recipe.payload,
         ctx.log,
     )
-    loop = _Loop(ctx, run, validation, batch_size, log, mirror, keep)
+    loop = _Loop(ctx, run, validation, batch_size, log, mirror, keep, mesh)
     try:
-        with Saver(folder) as saver, _Prefetch(batches, first, run.num_steps) as source:
+        with (
+            on_mesh(mesh, devices),
+            Saver(folder) as saver,
+            _Prefetch(batches, first, run.num_steps) as source,
+        ):
             state = loop.steps(state, source, saver, first)
     finally:
         log.close()
@@ -113,18 +122,27 @@ class _Loop:
         log: MetricsLog,
         mirror: WandbMirror,
         keep: Keep | None,
+        mesh: Any,
     ):
         self.ctx, self.run, self.log, self.mirror = ctx, run, log, mirror
         self.validation, self.batch_size, self.keep = validation, batch_size, keep
+        self.mesh = mesh
         self.uneven = 0
 
     def steps(self, state: State, source: "_Prefetch", saver: Saver, first: int) -> State:
-        step_fn = make_step(self.run.optimizer, self.run.num_steps, self.run.z_loss_weight)
+        devices = self.ctx.placement.devices
+        step_fn = make_step(
+            self.run.optimizer,
+            self.run.num_steps,
+            self.run.z_loss_weight,
+            self.run.balance,
+            devices.micro_batches,
+        )
         for step in range(first, self.run.num_steps):
             began = time.perf_counter()
             batch = source.next()
             waited = time.perf_counter() - began
-            state, arrays = step_fn(state, batch)
+            state, arrays = step_fn(state, global_batch(batch, self.mesh))
             metrics = {name: float(value) for name, value in arrays.items()}
             seconds = time.perf_counter() - began
             done = step + 1
@@ -166,9 +184,9 @@ class _Loop:
             done,
             self.run.num_steps,
             "steps",
-            **{key: metrics[key] for key in LIVE},
+            **{key: metrics[key] for key in LIVE if key in metrics},
         )
-        self.uneven = self.uneven + 1 if metrics["moe/max_load_ratio"] > UNEVEN else 0
+        self.uneven = self.uneven + 1 if metrics.get("moe/max_load_ratio", 0.0) > UNEVEN else 0
         if self.uneven == UNEVEN_STEPS:
             self.ctx.log(
                 f"alarm: an expert took {metrics['moe/max_load_ratio']:.1f} fair shares of the "

@@ -7,6 +7,7 @@ from typing import ClassVar
 from marin_dagster.kinds import Checkpoint, TokenCache, Tokenizer
 from marin_dagster.models.config import ModelConfig
 from marin_dagster.recipe import Context, Summary
+from marin_dagster.training.balance import Balance
 from marin_dagster.training.optimizer import OptimizerConfig
 from marin_dagster.training.snapshot import Snapshot, check_snapshots, snapshot_of
 
@@ -32,6 +33,7 @@ class Pretrain(Checkpoint):
     seed: int
     validation: tuple[TokenCache, ...] = ()
     z_loss_weight: float = 1e-4
+    balance: Balance = Balance()
     steps_per_eval: int | None = None
     steps_per_checkpoint: int | None = 100
     snapshots: tuple[int, ...] = ()  # steps

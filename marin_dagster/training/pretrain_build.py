@@ -39,6 +39,7 @@ def build_pretrained(recipe: "Pretrain", ctx: Context) -> Summary:
         optimizer=recipe.optimizer,
         num_steps=recipe.num_steps,
         z_loss_weight=recipe.z_loss_weight,
+        balance=recipe.balance,
         steps_per_eval=recipe.steps_per_eval,
         steps_per_checkpoint=recipe.steps_per_checkpoint,
         snapshots=recipe.snapshots,

@@ -1,22 +1,38 @@
 """Turns a model, an optimizer and a batch into the next model: the jitted training step.
 
-Shapes: L layers, E experts.
+Everything that a step measures is a sum over tokens, divided once, by what the whole batch holds.
+So neither micro-batches nor the mesh change a number. Shapes: L layers with experts, E experts.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from marin_dagster.models.language_model import LanguageModel
-from marin_dagster.models.transformer import with_router_bias
+from marin_dagster.models.moe import MoE
+from marin_dagster.models.router import (
+    Router,
+    load_balance,
+    margin_range,
+    parts,
+    quantile_bias,
+    router_bias,
+    routing_entropy,
+    with_router_bias,
+)
+from marin_dagster.models.transformer import PADDING
+from marin_dagster.training.balance import Balance
 from marin_dagster.training.loss import token_loss
+from marin_dagster.training.mesh import constrain_state
 from marin_dagster.training.optimizer import OptimizerConfig
 
 Arrays = Mapping[str, Any]  # NumPy or JAX arrays of a batch, by the names of its fields
+Sums = dict[str, Array]
 
 
 class State(NamedTuple):
@@ -27,6 +43,14 @@ class State(NamedTuple):
     step: Int[Array, ""]  # steps done
 
 
+class Whole(NamedTuple):
+    """What the whole batch holds, known before its parts are read."""
+
+    weight: Float[Array, ""]
+    valid: Float[Array, ""]  # tokens
+    assignments: Float[Array, "L E"] | None  # None: a part is the whole, and counts its own
+
+
 def initial_state(model: LanguageModel, config: OptimizerConfig, num_steps: int) -> State:
     """Makes the state before the first step."""
     optimizer = config.make(num_steps).init(eqx.filter(model, eqx.is_array))
@@ -34,59 +58,186 @@ def initial_state(model: LanguageModel, config: OptimizerConfig, num_steps: int)
 
 
 def make_step(
-    config: OptimizerConfig, num_steps: int, z_loss_weight: float
+    config: OptimizerConfig,
+    num_steps: int,
+    z_loss_weight: float,
+    balance: Balance = Balance(),  # noqa: B008 (a frozen value)
+    micro_batches: int = 1,
 ) -> Callable[[State, Arrays], tuple[State, dict[str, Array]]]:
-    """Compiles `step(state, batch) -> (state, metrics)`; it reuses the memory of its state."""
-    transformation = config.make(num_steps)
+    """Compiles `step(state, batch) -> (state, metrics)`; it reuses the memory of its state.
 
-    def loss_of(model: LanguageModel, batch: Arrays):
-        hidden, stats = model(batch["tokens"], batch["segment_ids"])
-        loss = token_loss(
-            hidden, model.head, batch["targets"], batch["loss_weights"], z_loss_weight
-        )
-        return loss.loss, (loss, stats)
+    The batch is read in `micro_batches` parts, which saves memory and changes no number.
+    """
+    transformation = config.make(num_steps)
+    losses = _Losses(z_loss_weight, balance)
 
     @eqx.filter_jit(donate="all-except-first")
     def step(batch: Arrays, state: State):
-        grad_of = eqx.filter_value_and_grad(loss_of, has_aux=True)
-        (_, (loss, stats)), grads = grad_of(state.model, batch)
+        key = jax.random.fold_in(jax.random.key(0), state.step)
+        sums, grads = losses.gradients(state.model, batch, key, micro_batches)
         params = eqx.filter(state.model, eqx.is_array)
         updates, optimizer = transformation.update(grads, state.optimizer, params)
-        model = with_router_bias(eqx.apply_updates(state.model, updates), stats["next_bias"])
+        model = eqx.apply_updates(state.model, updates)
+        if balance.quantile:
+            model = balanced(model, sums)
         metrics = {
-            "train/loss": loss.loss,
-            "train/cross_entropy": loss.cross_entropy,
-            "train/z_loss": loss.z_loss,
+            "train/loss": sums["loss"],
+            "train/cross_entropy": sums["cross_entropy"],
+            "train/z_loss": sums["z_loss"],
             "train/grad_norm": optax.global_norm(grads),
             "train/param_norm": optax.global_norm(params),
+            "train/update_norm": optax.global_norm(updates),
             "train/learning_rate": config.learning_rate_at(state.step, num_steps),
-            **router_metrics(stats),
+            **router_metrics(state.model, sums),
         }
-        return State(model, optimizer, state.step + 1), metrics
+        return constrain_state(State(model, optimizer, state.step + 1)), metrics
 
     return lambda state, batch: step(batch, state)
 
 
-def router_metrics(stats: dict[str, Array]) -> dict[str, Array]:
-    """Sums the routers up: the worst layer of each quantity, and the load of every layer."""
-    load: Float[Array, "L E"] = stats["load"]
+class _Losses(NamedTuple):
+    """What is minimised, and how its gradient is taken."""
+
+    z_loss_weight: float
+    balance: Balance
+
+    def gradients(
+        self, model: LanguageModel, batch: Arrays, key: PRNGKeyArray, micro_batches: int
+    ) -> tuple[Sums, Any]:
+        """Adds up the sums and the gradients of the parts of a batch."""
+        valid = jnp.sum(batch["segment_ids"] > PADDING).astype(jnp.float32)
+        whole = Whole(jnp.sum(batch["loss_weights"]), valid, None)
+        grad_of = eqx.filter_grad(self.value, has_aux=True)
+        if micro_batches == 1:
+            grads, sums = grad_of(model, batch, whole, key)
+            return sums, constrain_state(grads)
+        _refuse_capacity(model, micro_batches)
+        split = _split(batch, micro_batches)
+        if self.balance.load_balance_loss_weight:
+
+            def count(part):
+                return self.value(model, part, whole, key)[1]["assignments"]
+
+            whole = whole._replace(assignments=_add_up(count, split))
+
+        def part_of(part):
+            grads, sums = grad_of(model, part, whole, key)
+            return constrain_state(grads), sums
+
+        grads, sums = _add_up(part_of, split)
+        return sums, grads
+
+    def value(
+        self, model: LanguageModel, batch: Arrays, whole: Whole, key: PRNGKeyArray
+    ) -> tuple[Array, Sums]:
+        """Returns this part's share of what is minimised, and its sums."""
+        hidden, sums = model(batch["tokens"], batch["segment_ids"], key)
+        loss = token_loss(
+            hidden,
+            model.head,
+            batch["targets"],
+            batch["loss_weights"],
+            self.z_loss_weight,
+            whole.weight,
+        )
+        total = loss.loss + self._balancing(sums, whole)
+        own = {"loss": total, "cross_entropy": loss.cross_entropy, "z_loss": loss.z_loss}
+        return total, jax.lax.stop_gradient({**sums, **own})
+
+    def _balancing(self, sums: Sums, whole: Whole) -> Array | float:
+        """Adds up the weighted losses that balance experts, over layers."""
+        if not sums:
+            return 0.0
+        weights, total = self.balance, 0.0
+        tokens = jnp.maximum(whole.valid, 1.0)
+        if weights.load_balance_loss_weight:
+            counts = whole.assignments
+            counts = jax.lax.stop_gradient(sums["assignments"]) if counts is None else counts
+            layers = load_balance(counts, sums["probability"], tokens)
+            total += weights.load_balance_loss_weight * layers.sum()
+        if weights.sequence_balance_loss_weight:
+            layers = sums["sequence_balance"] / tokens
+            total += weights.sequence_balance_loss_weight * layers.sum()
+        if weights.router_z_loss_weight:
+            total += weights.router_z_loss_weight * (sums["router_z"] / tokens).sum()
+        return total
+
+
+def balanced(model: LanguageModel, sums: Sums) -> LanguageModel:
+    """Returns the model with the router biases that would have balanced the counted tokens."""
+    routers = parts(model, Router)
+    if not routers:
+        return model
+    bias = router_bias(model)
+    num_chosen = routers[0].num_experts_per_token
+    return with_router_bias(model, quantile_bias(sums["histogram"], bias, num_chosen))
+
+
+def _refuse_capacity(model: LanguageModel, micro_batches: int) -> None:
+    for layer in parts(model, MoE):
+        if layer.capacity_factor is not None:
+            raise ValueError(
+                f"micro_batches={micro_batches} with capacity_factor={layer.capacity_factor}: a "
+                "capacity is over the whole batch, and a part of it would drop other tokens; use "
+                "micro_batches=1, or capacity_factor=None"
+            )
+
+
+def _split(batch: Arrays, micro_batches: int) -> dict[str, Array]:
+    """Deals rows to parts in turn, so that every device keeps its rows."""
+    rows = batch["tokens"].shape[0]
+    if rows % micro_batches:
+        raise ValueError(
+            f"batch_size={rows} is not divisible by micro_batches={micro_batches}; use a divisor"
+        )
+    return {
+        name: jnp.asarray(rows_of).reshape(rows // micro_batches, micro_batches, -1).swapaxes(0, 1)
+        for name, rows_of in batch.items()
+    }
+
+
+def _add_up(function: Callable[[Any], Any], split: Any) -> Any:
+    """Sums a function over the parts of a batch, one after the other."""
+    like = jax.eval_shape(function, jax.tree.map(lambda part: part[0], split))
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like)
+
+    def add(total, part):
+        return jax.tree.map(jnp.add, total, function(part)), None
+
+    return jax.lax.scan(add, zeros, split)[0]
+
+
+def router_metrics(model: LanguageModel, sums: Sums) -> dict[str, Array]:
+    """Sums the routers up: the worst layer of each quantity. A dense model has none."""
+    routers = parts(model, Router)
+    if not routers:
+        return {}
+    counts: Float[Array, "L E"] = sums["assignments"]
+    load = counts / jnp.maximum(counts.mean(-1, keepdims=True), 1e-9)
+    tokens = jnp.maximum(sums["valid"], 1.0)
+    bias = router_bias(model)
+    num_chosen = routers[0].num_experts_per_token
+    lowest, highest = margin_range(sums["histogram"], bias, num_chosen)
+    assignments = jnp.maximum(counts.sum(), 1.0)
     return {
         "moe/max_load_ratio": load.max(),  # over the fair share; 1 is balanced
         "moe/min_load_ratio": load.min(),
-        "moe/routing_entropy": stats["entropy"].min(),  # of the load, 1 is uniform
-        "moe/bias_range": jnp.ptp(stats["bias"], axis=-1).max(),
-        "moe/margin_min": stats["margin_min"].min(),
-        "moe/margin_max": stats["margin_max"].max(),
-        "moe/load_balance": stats["load_balance"].max(),
-        "moe/router_z": stats["router_z"].max(),
-        "moe/dropped": jnp.zeros(()),  # the expert path drops nothing
+        "moe/routing_entropy": routing_entropy(counts).min(),  # of the load, 1 is uniform
+        "moe/bias_range": jnp.ptp(bias, axis=-1).max(),
+        "moe/margin_min": lowest.min(),
+        "moe/margin_max": highest.max(),
+        "moe/load_balance": load_balance(counts, sums["probability"], tokens).max(),
+        "moe/sequence_balance": (sums["sequence_balance"] / tokens).max(),
+        "moe/router_z": (sums["router_z"] / tokens).max(),
+        "moe/dropped": sums["dropped"].sum() / assignments,  # by experts, of all assignments
+        "moe/sender_dropped": sums["sender_dropped"].sum() / assignments,
     }
 
 
 @eqx.filter_jit
-def evaluation_sums(model: LanguageModel, batch: Arrays) -> tuple[Array, Array, Array]:
-    """Returns the weighted nats of a batch, its weight, and the load of every expert."""
-    hidden, stats = model(batch["tokens"], batch["segment_ids"])
+def evaluation_sums(model: LanguageModel, batch: Arrays) -> tuple[Array, Array]:
+    """Returns the weighted nats of a batch and its weight. No token is dropped."""
+    hidden, _ = model(batch["tokens"], batch["segment_ids"])
+    weight = jnp.sum(batch["loss_weights"])
     loss = token_loss(hidden, model.head, batch["targets"], batch["loss_weights"])
-    weight = batch["loss_weights"].sum()
-    return loss.cross_entropy * weight, weight, stats["load"]
+    return loss.cross_entropy * weight, weight

@@ -38,7 +38,7 @@ class RandomModel(Checkpoint):
         import jax
 
         from marin_dagster.data.tokenizer import load_tokenizer
-        from marin_dagster.models.transformer import with_router_bias
+        from marin_dagster.models.router import with_router_bias
         from marin_dagster.training.checkpoint import save_model
 
         tokenizer = load_tokenizer(ctx.path(self.tokenizer))

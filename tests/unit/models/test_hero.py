@@ -8,7 +8,7 @@ import pytest
 
 from marin_dagster.models.hero import HeroConfig
 from marin_dagster.models.hero_model import Hero, HeroAttention, ShortConv, exclude_own
-from marin_dagster.models.transformer import router_bias
+from marin_dagster.models.router import router_bias
 
 VOCAB, ROW = 40, 16
 TINY = HeroConfig(

@@ -1,4 +1,3 @@
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -6,7 +5,6 @@ import pytest
 
 from marin_dagster.models.config import MoEConfig
 from marin_dagster.models.experts import apply_experts, block_layout
-from marin_dagster.models.router import Router, upper_quantile
 
 CONFIG = MoEConfig(
     hidden_dim=16,
@@ -21,11 +19,6 @@ CONFIG = MoEConfig(
     seq_len=16,
 )
 TOKENS = 50
-route = eqx.filter_jit(lambda router, x, valid: router(x, valid))
-
-
-def with_bias(router: Router, bias) -> Router:
-    return eqx.tree_at(lambda tree: tree.bias, router, bias)
 
 
 def dense_experts(x, weights, chosen, gate_up, down):
@@ -74,61 +67,3 @@ def test_every_assignment_has_its_own_place_in_a_block_of_its_expert():
     assert len(set(np.asarray(places).ravel().tolist())) == TOKENS * 3
     np.testing.assert_array_equal(block_expert[places // block], chosen)
     np.testing.assert_array_equal(source[places].ravel(), np.arange(TOKENS * 3))
-
-
-def test_the_router_spends_its_scale_on_exactly_k_experts():
-    router = Router(CONFIG, jax.random.key(0))
-    x = jax.random.normal(jax.random.key(1), (TOKENS, 16))
-    weights, chosen, stats = route(router, x, jnp.ones(TOKENS, bool))
-    assert all(len(set(row)) == 3 for row in np.asarray(chosen).tolist())
-    np.testing.assert_allclose(weights.sum(-1), CONFIG.routed_scaling_factor, rtol=1e-5)
-    assert float(stats["load"].mean()) == pytest.approx(1.0)
-
-
-def test_the_bias_changes_the_choice_but_not_the_weights_and_has_no_gradient():
-    router = Router(CONFIG, jax.random.key(0))
-    x = jax.random.normal(jax.random.key(1), (TOKENS, 16))
-    valid = jnp.ones(TOKENS, bool)
-    pushed = with_bias(router, jnp.zeros(8).at[5].set(9.0))
-    weights, chosen, _ = route(pushed, x, valid)
-    assert bool((chosen == 5).any(-1).all())
-    scores = jax.nn.sigmoid(x @ router.weight)
-    picked = jnp.take_along_axis(scores, chosen, axis=-1)
-    want = picked / picked.sum(-1, keepdims=True) * CONFIG.routed_scaling_factor
-    np.testing.assert_allclose(weights, want, rtol=1e-4)
-
-    def spent(bias):
-        return (with_bias(router, bias)(x, valid)[0] ** 2).sum()
-
-    np.testing.assert_array_equal(jax.jit(jax.grad(spent))(pushed.bias), 0)
-
-
-def test_the_next_bias_balances_a_skewed_router():
-    router = Router(CONFIG, jax.random.key(0))
-    x = jax.random.normal(jax.random.key(1), (2000, 16)) + 1.0
-    skewed = eqx.tree_at(lambda tree: tree.weight, router, router.weight.at[:, 0].add(1.0))
-    valid = jnp.ones(2000, bool)
-    loads = []
-    for _ in range(6):
-        _, _, stats = route(skewed, x, valid)
-        loads.append(float(stats["load"].max()))
-        skewed = with_bias(skewed, stats["next_bias"])
-    assert loads[0] > 2.0
-    assert loads[-1] < 1.15
-
-
-def test_padding_does_not_move_the_bias_or_the_statistics():
-    router = Router(CONFIG, jax.random.key(0))
-    x = jax.random.normal(jax.random.key(1), (TOKENS, 16))
-    padded = jnp.concatenate([x, jnp.ones((30, 16))])
-    valid = jnp.arange(TOKENS + 30) < TOKENS
-    _, _, alone = route(router, x, jnp.ones(TOKENS, bool))
-    _, _, beside = route(router, padded, valid)
-    for name in alone:
-        np.testing.assert_allclose(alone[name], beside[name], atol=1e-5, err_msg=name)
-
-
-def test_the_quantile_is_exceeded_by_the_fraction_asked_for():
-    margins = jax.random.normal(jax.random.key(0), (1000, 4))
-    threshold = jax.jit(upper_quantile)(margins, jnp.ones(1000, bool), 0.25)
-    np.testing.assert_array_equal((margins > threshold).sum(0), 250)

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marin_dagster.models.transformer import Transformer, router_bias, with_router_bias
+from marin_dagster.models.router import router_bias, with_router_bias
+from marin_dagster.models.transformer import Transformer
 from marin_dagster.recipe import StageError
 from marin_dagster.training import checkpoint
 from marin_dagster.training.checkpoint import Saver, load_model, restore, save_model

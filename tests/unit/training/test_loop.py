@@ -11,7 +11,8 @@ import pytest
 
 from marin_dagster.data.mixture import Batch
 from marin_dagster.kinds import Checkpoint
-from marin_dagster.models.transformer import Transformer, router_bias
+from marin_dagster.models.router import router_bias
+from marin_dagster.models.transformer import Transformer
 from marin_dagster.recipe import Placement, StageError
 from marin_dagster.training import checkpoint, loop
 from marin_dagster.training.loop import Run, train

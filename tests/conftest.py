@@ -41,7 +41,7 @@ _install_toys()
 install_import_hook(
     [
         "marin_dagster.models",
-        *(f"marin_dagster.training.{n}" for n in ("loss", "step", "sampling")),
+        *(f"marin_dagster.training.{n}" for n in ("hyperball", "loss", "step", "sampling")),
     ],
     "beartype.beartype",
 )

@@ -46,6 +46,9 @@ class Batches(Protocol):
     """Batches by step number: a pure function, so that a resume needs no state."""
 
     def batch(self, step: int) -> Batch: ...
+    def metrics(self, step: int) -> Mapping[str, float]:
+        """What is logged of the data of a step."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +99,7 @@ def train(
         ctx.recipe.payload,
         ctx.log,
     )
-    loop = _Loop(ctx, run, validation, batch_size, log, mirror, keep, mesh)
+    loop = _Loop(ctx, run, batches, validation, batch_size, log, mirror, keep, mesh)
     try:
         with (
             on_mesh(mesh, devices),
@@ -117,6 +120,7 @@ class _Loop:
         self,
         ctx: Context,
         run: Run,
+        batches: Batches,
         validation: Mapping[str, Rows],
         batch_size: int,
         log: MetricsLog,
@@ -125,8 +129,8 @@ class _Loop:
         mesh: Any,
     ):
         self.ctx, self.run, self.log, self.mirror = ctx, run, log, mirror
-        self.validation, self.batch_size, self.keep = validation, batch_size, keep
-        self.mesh = mesh
+        self.batches, self.validation = batches, validation
+        self.batch_size, self.keep, self.mesh = batch_size, keep, mesh
         self.uneven = 0
 
     def steps(self, state: State, source: "_Prefetch", saver: Saver, first: int) -> State:
@@ -153,6 +157,7 @@ class _Loop:
                 "throughput/step_seconds": seconds,
                 "throughput/tokens_per_second": tokens / seconds,
                 "throughput/input_wait_fraction": waited / seconds,
+                **self.batches.metrics(step),
             }
             self._refuse_if_diverged(done, metrics)
             if self._due(done, self.run.steps_per_eval) or done == self.run.num_steps:

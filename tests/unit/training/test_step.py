@@ -11,7 +11,7 @@ from marin_dagster.models.transformer import Transformer
 from marin_dagster.recipe import Devices
 from marin_dagster.training.balance import Balance
 from marin_dagster.training.mesh import on_mesh
-from marin_dagster.training.optimizer import OptimizerConfig
+from marin_dagster.training.optimizer import AdamW
 from marin_dagster.training.schedule import WarmupStableDecay
 from marin_dagster.training.step import (
     Whole,
@@ -24,7 +24,7 @@ from marin_dagster.training.step import (
 from tests.unit.models.test_layers import TINY
 
 VOCAB, ROWS = 30, 8
-OPTIMIZER = OptimizerConfig(
+OPTIMIZER = AdamW(
     learning_rate=1e-2, schedule=WarmupStableDecay(warmup_steps=1, decay_steps=1)
 )
 LENGTHS = (24, 3, 24, 11, 24, 24, 0, 17)  # tokens in each row: the rest is padding

@@ -86,11 +86,11 @@ class RoutedConfig(ModelConfig):
     num_experts_per_token: int
     num_shared_experts: int
     routed_scaling_factor: float = 2.5  # sum of the combine weights, as in Marin's hero run
+    capacity_factor: float | None = None  # of an expert, over its even share; None: none dropped
+    sender_capacity_factor: float | None = None  # of a device's peers; numbers depend on the mesh
     expert_latent_dim: int | None = None
     sliding_window: int | None = None  # tokens
     global_every: int = 4
-    capacity_factor: float | None = None  # of an expert, over its even share; None: none dropped
-    sender_capacity_factor: float | None = None  # of a device's peers; numbers depend on the mesh
 
     def __post_init__(self) -> None:
         super().__post_init__()

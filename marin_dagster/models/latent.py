@@ -27,18 +27,18 @@ class Latent(eqx.Module):
         self.norm = RMSNorm(width, config.norm_eps)
         self.leave = normal(key_leave, (width, config.hidden_dim), width)
 
-    def read(self, x: Float[Array, "*tokens D"]) -> Float[Array, "*tokens Z"]:
+    def read(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch Z"]:
         return self.norm(x @ self.enter)
 
-    def write(self, out: Float[Array, "*tokens Z"]) -> Float[Array, "*tokens D"]:
+    def write(self, out: Float[Array, "*batch Z"]) -> Float[Array, "*batch D"]:
         return out @ self.leave
 
 
 class FullWidth(eqx.Module):
     """Experts at the width of the hidden states."""
 
-    def read(self, x: Float[Array, "*tokens D"]) -> Float[Array, "*tokens D"]:
+    def read(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
         return x
 
-    def write(self, out: Float[Array, "*tokens D"]) -> Float[Array, "*tokens D"]:
+    def write(self, out: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
         return out

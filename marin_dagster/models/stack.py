@@ -6,7 +6,7 @@ Shapes: B batch, S sequence, D hidden.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -37,7 +37,7 @@ class LayerCall(Protocol):
         self,
         x: Float[Array, "B S D"],
         segment_ids: Int[Array, "B S"],
-        key: PRNGKeyArray | None,
+        key: PRNGKeyArray | None = None,
         /,
     ) -> tuple[Float[Array, "B S D"], dict[str, Array]]: ...
 
@@ -48,18 +48,19 @@ def apply_layers(
     segment_ids: Int[Array, "B S"],
     key: PRNGKeyArray | None = None,
 ) -> tuple[Float[Array, "B S D"], dict[str, Array]]:
-    """Applies the layers in order; returns their statistics stacked in that order."""
+    """Applies the layers in order, each with a key of its own; stacks their statistics."""
     how = execution.value
-    keys = None if key is None else jax.random.split(key, len(layers))
     period, repeats = repetition(layers) if how.scan else (1, 0)
-    scanned = period * repeats if repeats > 1 else 0
+    scanned = period * repeats
+    keys = None if key is None else jax.random.split(key, len(layers))
     rows = []
-    if scanned:
-        of_scanned = None if keys is None else keys[:scanned]
-        x, rows = _scan(layers[:scanned], period, x, segment_ids, of_scanned, how.remat)
-    for number in range(scanned, len(layers)):
-        own = None if keys is None else keys[number]
-        x, stats = _call(layers[number], x, segment_ids, own, how.remat)
+    if repeats > 1:
+        x, rows = _scan(layers[:scanned], period, x, segment_ids, keys, how.remat)
+    else:
+        scanned = 0
+    for index in range(scanned, len(layers)):
+        own = None if keys is None else keys[index]
+        x, stats = _call(layers[index], x, segment_ids, own, how.remat)
         rows.append(jax.tree.map(lambda array: array[None], stats))
     return x, jax.tree.map(lambda *parts: jnp.concatenate(parts), *rows)
 
@@ -81,26 +82,33 @@ def repetition(layers: Sequence[LayerCall]) -> tuple[int, int]:
     return found[1], found[2]
 
 
-def _call(layer: LayerCall, x: Array, segment_ids: Array, key: Any, remat: bool):
+def _call(layer: LayerCall, x: Array, segment_ids: Array, key: PRNGKeyArray | None, remat: bool):
     return (eqx.filter_checkpoint(layer) if remat else layer)(x, segment_ids, key)
 
 
 def _scan(
-    layers: Sequence[LayerCall], period: int, x: Array, segment_ids: Array, keys: Any, remat: bool
+    layers: Sequence[LayerCall],
+    period: int,
+    x: Array,
+    segment_ids: Array,
+    keys: PRNGKeyArray | None,
+    remat: bool,
 ):
     """Scans over whole periods; returns the statistics stacked over all layers, in a list."""
     stacks = tuple(
         jax.tree.map(lambda *parts: jnp.stack(parts), *layers[place::period])
         for place in range(period)
     )
-    if keys is not None:
-        keys = keys.reshape(-1, period)
 
-    def body(x, group):
+    if keys is not None:
+        keys = keys[: len(layers)].reshape(-1, period)
+
+    def body(x, step):
+        group, own = step
         stats = []
-        for place, layer in enumerate(group[0]):
-            own = None if group[1] is None else group[1][place]
-            x, row = _call(layer, x, segment_ids, own, remat)
+        for place, layer in enumerate(group):
+            key = None if own is None else own[place]
+            x, row = _call(layer, x, segment_ids, key, remat)
             stats.append(row)
         return x, jax.tree.map(lambda *rows: jnp.stack(rows), *stats)
 

@@ -20,9 +20,7 @@ from jax.sharding import Mesh
 
 from marin_dagster.data.mixture import Rows
 from marin_dagster.failure import STALLED_EXIT
-from marin_dagster.models.dispatch import exchange_by
 from marin_dagster.models.language_model import LanguageModel
-from marin_dagster.models.stack import Execution
 from marin_dagster.recipe import Context, Recipe, StageError, payload_diff
 from marin_dagster.termination import termination
 from marin_dagster.training.balance import Balance
@@ -101,8 +99,7 @@ def train(
     mesh = make_mesh(devices.mesh)
     try:
         with (
-            on_mesh(mesh),
-            exchange_by(devices.exchange),
+            on_mesh(mesh, devices),
             Saver(roots, ctx.recipe.fingerprint, ctx.log) as saver,
         ):
             loop = _Loop(ctx, run, batches, facts, timeline, saver)
@@ -136,15 +133,13 @@ class _Loop:
         self.ctx, self.run, self.batches, self.facts = ctx, run, batches, facts
         self.timeline, self.saver = timeline, saver
         self.step, self.loss, self.course = 0, float("nan"), Course()
-        devices = ctx.placement.devices
         self.step_fn = make_step(
             run.optimizer,
             run.num_steps,
             run.z_loss_weight,
             run.balance,
             recovery=run.recovery,
-            micro_batches=devices.micro_batches,
-            how=Execution(scan=devices.layers == "scanned", remat=devices.remat == "block"),
+            micro_batches=ctx.placement.devices.micro_batches,
         )
         self.watchdog = Watchdog(self._stalled)
         self.preemption = Preemption(self, ctx.placement.grace_seconds)

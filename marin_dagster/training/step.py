@@ -25,7 +25,6 @@ from marin_dagster.models.router import (
     routing_entropy,
     with_router_bias,
 )
-from marin_dagster.models.stack import Execution, execution
 from marin_dagster.models.transformer import PADDING
 from marin_dagster.training.balance import Balance
 from marin_dagster.training.guard import Guard, empty_guard, judge
@@ -76,16 +75,14 @@ def make_step(
     *,
     recovery: Recovery | None = None,
     micro_batches: int = 1,
-    how: Execution = Execution(),  # noqa: B008 (a frozen value)
 ) -> Callable[[State, Arrays], tuple[State, dict[str, Array]]]:
     """Compiles `step(state, batch) -> (state, metrics)`; it reuses the memory of its state.
 
-    A step that `recovery` skips returns the model and the optimizer that it was given.
-    `micro_batches`, the number of parts in which the rows of a batch are read, and `how`, in which
-    way layers run, save memory and change no number.
+    The batch is read in `micro_batches` parts, which saves memory and changes no number. A step
+    that `recovery` skips returns the model and the optimizer that it was given.
     """
     transformation = config.make(num_steps)
-    losses = _Losses(z_loss_weight, balance, how)
+    losses = _Losses(z_loss_weight, balance)
 
     @eqx.filter_jit(donate="all-except-first")
     def step(batch: Arrays, state: State):
@@ -124,7 +121,6 @@ class _Losses(NamedTuple):
 
     z_loss_weight: float
     balance: Balance
-    how: Execution
 
     def gradients(
         self, model: LanguageModel, batch: Arrays, key: PRNGKeyArray, micro_batches: int
@@ -156,8 +152,7 @@ class _Losses(NamedTuple):
         self, model: LanguageModel, batch: Arrays, whole: Whole, key: PRNGKeyArray
     ) -> tuple[Array, Sums]:
         """Returns this part's share of what is minimised, and its sums."""
-        with execution(self.how):
-            hidden, sums = model(batch["tokens"], batch["segment_ids"], key)
+        hidden, sums = model(batch["tokens"], batch["segment_ids"], key)
         loss = token_loss(
             hidden,
             model.head,

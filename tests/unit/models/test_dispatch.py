@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marin_dagster.models.dispatch import exchange_by
 from marin_dagster.models.grouped import grouped_experts, ragged_experts
+from marin_dagster.recipe import Devices
 from tests.unit.models.test_moe import CONFIG, expert_arguments
 
 
@@ -34,11 +34,13 @@ def test_both_backends_compute_the_same_experts_and_gradients(concentrated):
     assert float(jnp.abs(grads[1][chosen == 8]).max()) == 0.0
 
 
-def test_an_exchange_that_does_not_exist_is_refused():
-    with pytest.raises(ValueError, match="exchange='mail' is not one of"), exchange_by("mail"):
-        pass
+def test_a_placement_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match="exchange='mail' is not one of"):
+        Devices(exchange="mail")
+    with pytest.raises(ValueError, match="micro_batches=0 is below 1"):
+        Devices(micro_batches=0)
 
 
 def test_a_capacity_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="capacity_factor=0.0 is not positive"):
+    with pytest.raises(ValueError, match=r"capacity_factor=0\.0 is not positive"):
         dataclasses.replace(CONFIG, capacity_factor=0.0)

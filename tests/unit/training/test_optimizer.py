@@ -77,7 +77,7 @@ def test_muonh_groups_parameters_as_the_hero_run_does(model):
     [
         ("layers.0.attention.gate", 2, "adam"),
         ("layers.0.attention.key_conv.weight", 2, "adam"),
-        ("layers.0.attention_norm.gate_down", 2, "muonh"),
+        ("layers.0.attention_norm.down", 2, "muonh"),
         ("layers.0.moe.latent.down", 2, "muonh"),
         ("layers.attention_norm.weight", 2, "adam"),  # gains stacked over layers
         ("layers.moe.gate_up", 4, "muonh"),

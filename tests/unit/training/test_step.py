@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from marin_dagster.models.router import router_bias, with_router_bias
-from marin_dagster.models.stack import Execution
 from marin_dagster.models.transformer import Transformer
+from marin_dagster.recipe import Devices
 from marin_dagster.training.balance import Balance
+from marin_dagster.training.mesh import on_mesh
 from marin_dagster.training.optimizer import AdamW
 from marin_dagster.training.schedule import WarmupStableDecay
 from marin_dagster.training.step import (
@@ -59,10 +60,11 @@ def made(config) -> Transformer:
     return with_router_bias(plain, 0.1 * jax.random.normal(jax.random.key(1), shape))
 
 
-def gradients(model, parts: int, balance: Balance = AUXILIARY, remat: bool = False):
-    losses = _Losses(0.1, balance, Execution(remat=remat))
+def gradients(model, parts: int, **placement):
+    losses = _Losses(0.1, AUXILIARY)
     take = eqx.filter_jit(lambda model, rows: losses.gradients(model, rows, KEY, parts))
-    return take(model, batch())
+    with on_mesh(None, Devices(**placement)):
+        return take(model, batch())
 
 
 def assert_close(one, other, atol: float) -> None:
@@ -115,7 +117,7 @@ def test_an_auxiliary_loss_is_what_its_formula_says(deep, name):
 
 def sums_of(model, balance: Balance):
     """The loss and the sums of a forward pass."""
-    losses = _Losses(0.1, balance, "none")
+    losses = _Losses(0.1, balance)
     rows = {name: jnp.asarray(array) for name, array in batch().items()}
     there = jnp.sum(rows["segment_ids"] >= 0).astype(jnp.float32)
     whole = Whole(jnp.sum(rows["loss_weights"]), there, None)

@@ -78,12 +78,13 @@ def _cross_region() -> bool:
 
 
 def _devices() -> Devices:
-    """MARIN_MESH, MARIN_EXCHANGE, MARIN_MICRO_BATCHES and MARIN_REMAT."""
+    """MARIN_MESH, MARIN_EXCHANGE, MARIN_MICRO_BATCHES, MARIN_REMAT and MARIN_SCAN_LAYERS."""
     return Devices(
         mesh=os.environ.get("MARIN_MESH") or "",
         exchange=_one_of("MARIN_EXCHANGE", "all_to_all", "ring"),
         micro_batches=_positive("MARIN_MICRO_BATCHES", default=1),
         remat=_one_of("MARIN_REMAT", "none", "block"),
+        scan_layers=_one_of("MARIN_SCAN_LAYERS", "no", "yes") == "yes",
     )
 
 

@@ -96,6 +96,7 @@ class Devices:
     exchange: str = "all_to_all"  # how tokens reach experts elsewhere; or "ring": all visit all
     micro_batches: int = 1  # parts in which a batch is read
     remat: str = "none"  # or "block": layers are computed again on the way back
+    scan_layers: bool = False  # compile equal layers once, for a copy of their weights
 
     def __post_init__(self) -> None:
         for name, values in (("exchange", ("all_to_all", "ring")), ("remat", ("none", "block"))):

@@ -20,22 +20,25 @@ def fair_keep(
     """Marks the assignments that are kept; those of invalid tokens never are.
 
     Every taker (an expert, or a peer that holds experts) gets a budget that grows with the tokens
-    seen: ceil(capacity_factor · assignments up to this position / takers), over all rows. What a
-    position leaves, later ones may use. Where a position has more contenders than the budget has
-    left, a random order of the rows decides, drawn anew for every position. So no fate depends on
-    later tokens, and none on the index of the taker, the row or, under steady overload, the
-    position. Positions are dealt to the devices, since all rows of one must meet.
+    seen: capacity_factor · assignments up to this position / takers, over all rows, rounded up or
+    down by one draw. What a position leaves, later ones may use. Where a position has more
+    contenders than the budget has left, a random order of the rows decides, drawn anew for every
+    position. So no fate depends on later tokens, and none on the index of the taker, the row or,
+    under steady overload, the position. Positions are dealt to the devices, since all rows of one
+    must meet.
     """
     batch, seq_len, num_chosen = chosen.shape
     chosen = constrain(chosen, None, ROWS, None)
     valid = constrain(valid, None, ROWS)
-    order = constrain(row_order(key, batch, seq_len), None, ROWS)
+    key_order, key_budget = jax.random.split(key)
+    order = constrain(row_order(key_order, batch, seq_len), None, ROWS)
     in_order = jnp.take_along_axis(chosen, order[..., None], axis=0)
     there = jnp.take_along_axis(valid, order, axis=0)
     contends = jax.nn.one_hot(in_order, num_takers, dtype=jnp.int32) * there[..., None, None]
     contends = contends.transpose(0, 2, 1, 3).reshape(batch * num_chosen, seq_len, num_takers)
     rank = jnp.cumsum(contends, axis=0)
-    kept = kept_at(rank[-1], budget(valid, num_chosen / num_takers * capacity_factor))
+    rate = num_chosen / num_takers * capacity_factor
+    kept = kept_at(rank[-1], budget(key_budget, valid, rate, num_takers))
     wins = ((rank <= kept) & (contends > 0)).any(-1)
     wins = wins.reshape(batch, num_chosen, seq_len).transpose(0, 2, 1)
     back = jnp.argsort(order, axis=0)
@@ -48,14 +51,22 @@ def row_order(key: PRNGKeyArray, batch: int, seq_len: int) -> Int[Array, "B S"]:
     return jnp.argsort(draws, axis=0, stable=True).astype(jnp.int32)
 
 
-def budget(valid: Bool[Array, "B S"], per_token: float) -> Int[Array, " S"]:
-    """Assignments that one taker may have up to each position."""
-    seen = jnp.cumsum(valid.sum(0))
-    return jnp.ceil(seen.astype(jnp.float32) * per_token).astype(jnp.int32)
+def budget(
+    key: PRNGKeyArray, valid: Bool[Array, "B S"], per_token: float, num_takers: int
+) -> Int[Array, "S N"]:
+    """Assignments that a taker may have up to each position.
+
+    Where the steps of the whole numbers lie is drawn: always at the same positions, they would
+    favour these.
+    """
+    seen = jnp.cumsum(valid.sum(0)).astype(jnp.float32)
+    return jnp.floor(seen[:, None] * per_token + jax.random.uniform(key, (num_takers,))).astype(
+        jnp.int32
+    )
 
 
-def kept_at(contenders: Int[Array, "S N"], limit: Int[Array, " S"]) -> Int[Array, "S N"]:
+def kept_at(contenders: Int[Array, "S N"], limit: Int[Array, "S N"]) -> Int[Array, "S N"]:
     """Solves used(t) = min(used(t-1) + contenders(t), limit(t)) at once; returns its increments."""
     total = jnp.cumsum(contenders, axis=0)
-    used = total + jnp.minimum(0, jax.lax.cummin(limit[:, None] - total, axis=0))
+    used = total + jnp.minimum(0, jax.lax.cummin(limit - total, axis=0))
     return jnp.diff(used, axis=0, prepend=0)

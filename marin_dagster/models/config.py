@@ -5,7 +5,7 @@ Imports nothing heavy: recipes hold a `ModelConfig`, and definitions load withou
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -73,8 +73,13 @@ class ModelConfig(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoEConfig(ModelConfig):
-    """A decoder in which every layer has shared and routed experts."""
+class RoutedConfig(ModelConfig):
+    """Sizes of a decoder with local and global layers, whose tokens choose among experts.
+
+    A local layer sees `sliding_window` tokens, the token itself included; every `global_every`-th
+    layer and the last see the whole row. Without a window all are global. With
+    `expert_latent_dim`, the routed experts work at that width; the router reads the full one.
+    """
 
     expert_dim: int  # width of one expert, routed or shared
     num_experts: int
@@ -83,12 +88,23 @@ class MoEConfig(ModelConfig):
     routed_scaling_factor: float = 2.5  # sum of the combine weights, as in Marin's hero run
     capacity_factor: float | None = None  # of an expert, over its even share; None: none dropped
     sender_capacity_factor: float | None = None  # of a device's peers; numbers depend on the mesh
+    expert_latent_dim: int | None = None
+    sliding_window: int | None = None  # tokens
+    global_every: int = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
         refuse_below_one(
-            self, "expert_dim", "num_experts", "num_experts_per_token", "num_shared_experts"
+            self,
+            "expert_dim",
+            "num_experts",
+            "num_experts_per_token",
+            "num_shared_experts",
+            "global_every",
         )
+        for name in ("expert_latent_dim", "sliding_window"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} is below 1; use None for none")
         if self.num_experts_per_token >= self.num_experts:
             raise ValueError(
                 f"num_experts_per_token={self.num_experts_per_token} is not below "
@@ -102,29 +118,67 @@ class MoEConfig(ModelConfig):
                     "1.25, or None to drop nothing"
                 )
 
+    def window_of(self, layer: int) -> int | None:
+        """The window of a layer, counted from 0; None for a global one."""
+        last = layer == self.num_layers - 1
+        return None if last or (layer + 1) % self.global_every == 0 else self.sliding_window
+
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """The window of every layer."""
+        return tuple(self.window_of(layer) for layer in range(self.num_layers))
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of one routed expert."""
+        return 3 * (self.expert_latent_dim or self.hidden_dim) * self.expert_dim
+
+    @property
+    def shared_parameters(self) -> int:
+        """Matrices of the experts that every token of a layer uses: router, latent, shared."""
+        latent = 2 * self.hidden_dim * (self.expert_latent_dim or 0)
+        shared = 3 * self.hidden_dim * self.expert_dim * self.num_shared_experts
+        return self.hidden_dim * self.num_experts + latent + shared
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoEConfig(RoutedConfig):
+    """The standard mixture of experts: every layer has shared and routed experts."""
+
     def parameters(self, vocab_size: int) -> ParameterCount:
         attention = self.hidden_dim * self.head_dim * 2 * (self.num_heads + self.num_kv_heads)
-        norms = 2 * self.hidden_dim + 2 * self.head_dim
-        expert = 3 * self.hidden_dim * self.expert_dim
-        router = self.hidden_dim * self.num_experts
+        norms = 2 * self.hidden_dim + 2 * self.head_dim + (self.expert_latent_dim or 0)
+        routed = self.num_experts_per_token * self.expert_parameters
         head = self.hidden_dim * vocab_size
-        experts_used = self.num_shared_experts + self.num_experts_per_token
-        matmul = self.num_layers * (attention + router + experts_used * expert) + head
-        idle = self.num_layers * (self.num_experts - self.num_experts_per_token) * expert
+        matmul = self.num_layers * (attention + self.shared_parameters + routed) + head
+        idle = self.num_experts - self.num_experts_per_token
         active = matmul + self.num_layers * norms + self.hidden_dim + head
-        return ParameterCount(total=active + idle, active=active, matmul=matmul)
+        total = active + self.num_layers * idle * self.expert_parameters
+        return ParameterCount(total=total, active=active, matmul=matmul)
 
     def flops_per_token(self, vocab_size: int, seq_len: int | None = None) -> float:
-        row = seq_len or self.seq_len
-        attention = 6 * self.num_layers * self.num_heads * self.head_dim * row
-        return float(6 * self.parameters(vocab_size).matmul + attention)
+        attention = attention_flops(self, self.windows, seq_len)
+        return 6.0 * self.parameters(vocab_size).matmul + attention
 
     def make(
         self, vocab_size: int, key: Any
     ) -> "marin_dagster.models.language_model.LanguageModel":
-        from marin_dagster.models.transformer import Transformer
+        from marin_dagster.models.transformer import MoELayer, Transformer
 
-        return Transformer(self, vocab_size, key)
+        return Transformer(self, vocab_size, key, MoELayer)
+
+
+def attention_flops(
+    config: ModelConfig, windows: Sequence[int | None], seq_len: int | None = None
+) -> float:
+    """Training FLOPs of one token's scores and mixing, over the layers of these windows.
+
+    Of a row of S tokens and a window of W a token sees W·(1 - W/2S) on average; S/2 without one.
+    """
+    row = seq_len or config.seq_len
+    spans = (min(window or row, row) for window in windows)
+    seen = sum(span * (1 - span / (2 * row)) for span in spans)
+    return 12.0 * config.num_heads * config.head_dim * seen
 
 
 def architecture_of(config: ModelConfig) -> str:

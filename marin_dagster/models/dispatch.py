@@ -6,9 +6,6 @@ Shapes: B batch, S sequence, D hidden, E experts, K experts per token, F expert 
 one device, X experts of one device.
 """
 
-import contextlib
-import contextvars
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
@@ -21,23 +18,9 @@ from marin_dagster.models.exchange import all_to_all, peer_capacity, ring
 from marin_dagster.models.grouped import grouped_experts
 from marin_dagster.models.sharding import ROWS, ambient, fitting, split_axes
 
-EXCHANGES = ("all_to_all", "ring")
-_exchange = contextvars.ContextVar("exchange", default="all_to_all")
-
-
-@contextlib.contextmanager
-def exchange_by(name: str) -> Iterator[None]:
-    """Lets assignments travel by "all_to_all", or by "ring": all tokens visit all experts.
-
-    The ring needs no buffers for the worst case and sends every token to every device.
-    """
-    if name not in EXCHANGES:
-        raise ValueError(f"exchange={name!r} is not one of {', '.join(EXCHANGES)}")
-    token = _exchange.set(name)
-    try:
-        yield
-    finally:
-        _exchange.reset(token)
+# How assignments travel: "all_to_all", or "ring": all tokens visit all experts, which needs no
+# buffers for the worst case. `with exchange("ring"): step(...)`.
+exchange = jax.make_user_context(default_value="all_to_all")
 
 
 class Senders(NamedTuple):
@@ -80,7 +63,7 @@ def routed_experts(
         flat = _flat(x, weights, chosen)
         if expert_axis is None:
             out = grouped_experts(*flat, gate_up, down)
-        elif _exchange.get() == "ring":
+        elif exchange.value == "ring":
             out = ring(*flat, gate_up, down)
         else:
             out = all_to_all(*flat, gate_up, down, peer_capacity(chosen.size, factor))

@@ -4,24 +4,30 @@ Shapes: B batch, S sequence, D hidden, H heads, N key heads, C head dim, F exper
 """
 
 import math
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from marin_dagster.models.attention import attend, causal_attention
+from marin_dagster.models.attention import attend, causal_attention, visible
 from marin_dagster.models.config import ModelConfig
 
 PIECE = 1 << 16  # random numbers drawn at once
+LARGE = 1 << 28  # values of a weight that is drawn in one piece, by a program of its own
 
 
 def normal(key: PRNGKeyArray, shape: tuple[int, ...], fan_in: int) -> Array:
     """Draws weights from a normal cut at three deviations, with deviation 0.5/√fan_in.
 
-    Drawn in pieces of one size, so that one small program is compiled for all shapes.
+    Drawn in pieces of one size, so that one small program is compiled for all shapes; a large one
+    at once, which a mesh can divide.
     """
     size = math.prod(shape)
+    if size >= LARGE:
+        drawn = jax.random.truncated_normal(key, -3.0, 3.0, shape, jnp.float32)
+        return 0.5 / math.sqrt(fan_in) * drawn
     keys = jax.random.split(key, -(-size // PIECE))
     flat = jnp.concatenate([_piece(piece_key) for piece_key in keys])[:size]
     return 0.5 / math.sqrt(fan_in) * flat.reshape(shape)
@@ -82,20 +88,43 @@ class KeyValues(eqx.Module):
     keys: Float[Array, "B S N C"]
     values: Float[Array, "B S N C"]
 
+    def write(
+        self,
+        positions: Int[Array, "B Q"],
+        keys: Float[Array, "B Q N C"],
+        values: Float[Array, "B Q N C"],
+    ) -> "KeyValues":
+        """Puts keys and values of new tokens at their positions."""
+        rows = jnp.arange(positions.shape[0])[:, None]
+        return KeyValues(
+            self.keys.at[rows, positions].set(keys), self.values.at[rows, positions].set(values)
+        )
+
 
 class Attention(eqx.Module):
-    """Causal attention with grouped queries and normalised queries and keys."""
+    """Causal attention with grouped queries and normalised queries and keys.
+
+    With a window, a token sees that many tokens, itself included. `norm` makes what queries and
+    keys go through, head by head, before rotation.
+    """
 
     query: Float[Array, "D HC"]
     key: Float[Array, "D NC"]
     value: Float[Array, "D NC"]
     out: Float[Array, "HC D"]
-    query_norm: RMSNorm
-    key_norm: RMSNorm
+    query_norm: RMSNorm | eqx.nn.Identity
+    key_norm: RMSNorm | eqx.nn.Identity
     head_dim: int = eqx.field(static=True)
     rope_theta: float = eqx.field(static=True)
+    window: int | None = eqx.field(static=True)
 
-    def __init__(self, config: ModelConfig, key: PRNGKeyArray):
+    def __init__(
+        self,
+        config: ModelConfig,
+        key: PRNGKeyArray,
+        window: int | None = None,
+        norm: Callable[[int, float], RMSNorm | eqx.nn.Identity] = RMSNorm,
+    ):
         keys = jax.random.split(key, 4)
         hidden, heads = config.hidden_dim, config.num_heads * config.head_dim
         key_heads = config.num_kv_heads * config.head_dim
@@ -103,30 +132,31 @@ class Attention(eqx.Module):
         self.key = normal(keys[1], (hidden, key_heads), hidden)
         self.value = normal(keys[2], (hidden, key_heads), hidden)
         self.out = normal(keys[3], (heads, hidden), heads)
-        self.query_norm = RMSNorm(config.head_dim, config.norm_eps)
-        self.key_norm = RMSNorm(config.head_dim, config.norm_eps)
+        self.query_norm = norm(config.head_dim, config.norm_eps)
+        self.key_norm = norm(config.head_dim, config.norm_eps)
         self.head_dim = config.head_dim
         self.rope_theta = config.rope_theta
+        self.window = window
 
     def __call__(
         self, x: Float[Array, "B S D"], segment_ids: Int[Array, "B S"]
     ) -> Float[Array, "B S D"]:
         """Attends to earlier tokens of the same segment."""
-        batch, seq_len, _ = x.shape
-        positions = jnp.broadcast_to(jnp.arange(seq_len), (batch, seq_len))
-        queries, keys, values = self._project(x, positions)
-        return causal_attention(queries, keys, values, segment_ids) @ self.out
+        queries, keys, values = self._project(x, row_positions(x))
+        return causal_attention(queries, keys, values, segment_ids, self.window) @ self.out
+
+    def empty_cache(self, batch_size: int, length: int) -> KeyValues:
+        shape = (batch_size, length, self.key.shape[1] // self.head_dim, self.head_dim)
+        zeros = jnp.zeros(shape, self.key.dtype)
+        return KeyValues(zeros, zeros)
 
     def decode(
         self, x: Float[Array, "B S D"], positions: Int[Array, "B S"], cache: KeyValues
     ) -> tuple[Float[Array, "B S D"], KeyValues]:
         """Attends to the cache and the new tokens, which it writes at `positions`."""
         queries, keys, values = self._project(x, positions)
-        rows = jnp.arange(x.shape[0])[:, None]
-        cache = KeyValues(
-            cache.keys.at[rows, positions].set(keys), cache.values.at[rows, positions].set(values)
-        )
-        mask = positions[:, :, None] >= jnp.arange(cache.keys.shape[1])[None, None, :]
+        cache = cache.write(positions, keys, values)
+        mask = visible(positions, jnp.arange(cache.keys.shape[1])[None], self.window)
         return attend(queries, cache.keys, cache.values, mask) @ self.out, cache
 
     def _project(self, x: Float[Array, "B S D"], positions: Int[Array, "B S"]):
@@ -139,3 +169,8 @@ class Attention(eqx.Module):
             rope(keys, positions, self.rope_theta),
             values,
         )
+
+
+def row_positions(x: Float[Array, "B S D"]) -> Int[Array, "B S"]:
+    """0, 1, 2, … for every row."""
+    return jnp.broadcast_to(jnp.arange(x.shape[1]), x.shape[:2])

@@ -1,6 +1,6 @@
 """Turns hidden states into the sum of shared experts and of a few routed ones.
 
-Shapes: B batch, S sequence, D hidden, E experts, F expert dim.
+Shapes: B batch, S sequence, D hidden, Z width of the experts, E experts, F expert dim.
 """
 
 import equinox as eqx
@@ -9,8 +9,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from marin_dagster.models.capacity import fair_keep
-from marin_dagster.models.config import MoEConfig
+from marin_dagster.models.config import RoutedConfig
 from marin_dagster.models.dispatch import Senders, routed_experts
+from marin_dagster.models.latent import FullWidth, Latent
 from marin_dagster.models.layers import SwiGLU, normal
 from marin_dagster.models.router import Router
 
@@ -24,18 +25,23 @@ class MoE(eqx.Module):
 
     router: Router
     shared: SwiGLU
-    gate_up: Float[Array, "E D twoF"]
-    down: Float[Array, "E F D"]
+    latent: Latent | FullWidth
+    gate_up: Float[Array, "E Z twoF"]
+    down: Float[Array, "E F Z"]
     capacity_factor: float | None = eqx.field(static=True)
     sender_capacity_factor: float | None = eqx.field(static=True)
 
-    def __init__(self, config: MoEConfig, key: PRNGKeyArray):
+    def __init__(self, config: RoutedConfig, key: PRNGKeyArray):
         keys = jax.random.split(key, 4)
         hidden, width, experts = config.hidden_dim, config.expert_dim, config.num_experts
         self.router = Router(config, keys[0])
         self.shared = SwiGLU(hidden, width * config.num_shared_experts, keys[1])
-        self.gate_up = normal(keys[2], (experts, hidden, 2 * width), hidden)
-        self.down = normal(keys[3], (experts, width, hidden), width)
+        inner = config.expert_latent_dim or hidden
+        self.latent = FullWidth()
+        if config.expert_latent_dim is not None:
+            self.latent = Latent(config, inner, jax.random.fold_in(key, 4))
+        self.gate_up = normal(keys[2], (experts, inner, 2 * width), inner)
+        self.down = normal(keys[3], (experts, width, inner), width)
         self.capacity_factor = config.capacity_factor
         self.sender_capacity_factor = config.sender_capacity_factor
 
@@ -57,6 +63,6 @@ class MoE(eqx.Module):
         if key is not None and self.sender_capacity_factor is not None:
             senders = Senders(self.sender_capacity_factor, jax.random.fold_in(key, 1))
         routed, stats["sender_dropped"] = routed_experts(
-            x, weights, chosen, valid, self.gate_up, self.down, senders
+            self.latent.read(x), weights, chosen, valid, self.gate_up, self.down, senders
         )
-        return self.shared(x) + routed, stats
+        return self.shared(x) + self.latent.write(routed), stats

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from marin_dagster.models.config import MoEConfig
+from marin_dagster.models.config import RoutedConfig
 from marin_dagster.models.layers import normal
 
 Part, Model = TypeVar("Part"), TypeVar("Model")
@@ -32,7 +32,7 @@ class Router(eqx.Module):
     num_experts_per_token: int = eqx.field(static=True)
     scaling_factor: float = eqx.field(static=True)
 
-    def __init__(self, config: MoEConfig, key: PRNGKeyArray):
+    def __init__(self, config: RoutedConfig, key: PRNGKeyArray):
         shape = (config.hidden_dim, config.num_experts)
         self.weight = normal(key, shape, config.hidden_dim)
         self.bias = jnp.zeros(config.num_experts)

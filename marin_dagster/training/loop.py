@@ -16,7 +16,6 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from marin_dagster.data.mixture import Batch, Rows
-from marin_dagster.models.dispatch import exchange_by
 from marin_dagster.models.language_model import LanguageModel
 from marin_dagster.recipe import Context, StageError
 from marin_dagster.training.balance import Balance
@@ -100,8 +99,7 @@ def train(
     loop = _Loop(ctx, run, validation, batch_size, log, mirror, keep, mesh)
     try:
         with (
-            on_mesh(mesh),
-            exchange_by(devices.exchange),
+            on_mesh(mesh, devices),
             Saver(folder) as saver,
             _Prefetch(batches, first, run.num_steps) as source,
         ):
@@ -139,7 +137,6 @@ class _Loop:
             self.run.z_loss_weight,
             self.run.balance,
             devices.micro_batches,
-            devices.remat,
         )
         for step in range(first, self.run.num_steps):
             began = time.perf_counter()

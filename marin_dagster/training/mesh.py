@@ -11,8 +11,10 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from marin_dagster.models.dispatch import exchange
 from marin_dagster.models.sharding import AXES, ROWS, ambient, fitting, parameter_spec
-from marin_dagster.recipe import StageError
+from marin_dagster.models.stack import Execution, execution
+from marin_dagster.recipe import Devices, StageError
 
 Tree = TypeVar("Tree")
 
@@ -53,12 +55,14 @@ def make_mesh(text: str) -> Mesh | None:
 
 
 @contextlib.contextmanager
-def on_mesh(mesh: Mesh | None) -> Iterator[None]:
-    """Makes a mesh the ambient one: models and losses divide their work over it."""
-    if mesh is None:
-        yield
-        return
-    with jax.set_mesh(mesh):
+def on_mesh(mesh: Mesh | None, devices: Devices = Devices()) -> Iterator[None]:  # noqa: B008
+    """Makes a mesh the ambient one: models and losses divide their work over it, as told."""
+    how = Execution(scan=devices.scan_layers, remat=devices.remat == "block")
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(execution(how))
+        stack.enter_context(exchange(devices.exchange))
+        if mesh is not None:
+            stack.enter_context(jax.set_mesh(mesh))
         yield
 
 

@@ -63,15 +63,13 @@ def make_step(
     z_loss_weight: float,
     balance: Balance = Balance(),  # noqa: B008 (a frozen value)
     micro_batches: int = 1,
-    remat: str = "none",
 ) -> Callable[[State, Arrays], tuple[State, dict[str, Array]]]:
     """Compiles `step(state, batch) -> (state, metrics)`; it reuses the memory of its state.
 
-    `micro_batches` and `remat` save memory and change no number: the batch is read in that many
-    parts of its rows; with "block" every layer is computed again on the way back.
+    The batch is read in `micro_batches` parts, which saves memory and changes no number.
     """
     transformation = config.make(num_steps)
-    losses = _Losses(z_loss_weight, balance, remat)
+    losses = _Losses(z_loss_weight, balance)
 
     @eqx.filter_jit(donate="all-except-first")
     def step(batch: Arrays, state: State):
@@ -102,7 +100,6 @@ class _Losses(NamedTuple):
 
     z_loss_weight: float
     balance: Balance
-    remat: str
 
     def gradients(
         self, model: LanguageModel, batch: Arrays, key: PRNGKeyArray, micro_batches: int
@@ -134,7 +131,7 @@ class _Losses(NamedTuple):
         self, model: LanguageModel, batch: Arrays, whole: Whole, key: PRNGKeyArray
     ) -> tuple[Array, Sums]:
         """Returns this part's share of what is minimised, and its sums."""
-        hidden, sums = _rematerialised(model, self.remat)(batch["tokens"], batch["segment_ids"], key)
+        hidden, sums = model(batch["tokens"], batch["segment_ids"], key)
         loss = token_loss(
             hidden,
             model.head,
@@ -184,25 +181,6 @@ def _refuse_capacity(model: LanguageModel, micro_batches: int) -> None:
                 "capacity is over the whole batch, and a part of it would drop other tokens; use "
                 "micro_batches=1, or capacity_factor=None"
             )
-
-
-def _rematerialised(model: LanguageModel, remat: str) -> LanguageModel:
-    """Returns the model that forgets what its layers computed, if `remat` says so."""
-    if remat == "none":
-        return model
-    if remat != "block":
-        raise ValueError(f"remat={remat!r} is neither 'none' nor 'block'")
-    layers = tuple(_Forgetful(layer) for layer in model.layers)
-    return eqx.tree_at(lambda tree: tree.layers, model, layers)
-
-
-class _Forgetful(eqx.Module):
-    """A layer that keeps its input only, and is computed again on the way back."""
-
-    layer: eqx.Module
-
-    def __call__(self, *args: Any) -> Any:
-        return eqx.filter_checkpoint(self.layer)(*args)
 
 
 def _split(batch: Arrays, micro_batches: int) -> dict[str, Array]:

@@ -24,14 +24,15 @@ def padding(seed: int) -> jax.Array:
 def one_by_one(chosen, valid, factor: float, key) -> np.ndarray:
     """The rule, as one would say it: position by position, row by row in the drawn order."""
     chosen, valid = np.asarray(chosen), np.asarray(valid)
-    order = np.asarray(row_order(key, *valid.shape))
-    limit = np.asarray(budget(jnp.asarray(valid), K / EXPERTS * factor))
+    key_order, key_budget = jax.random.split(key)
+    order = np.asarray(row_order(key_order, *valid.shape))
+    limit = np.asarray(budget(key_budget, jnp.asarray(valid), K / EXPERTS * factor, EXPERTS))
     used, kept = np.zeros(EXPERTS, int), np.zeros(chosen.shape, bool)
     for place in range(valid.shape[1]):
         for row in order[:, place]:
             for pick in range(K):
                 expert = chosen[row, place, pick]
-                if valid[row, place] and used[expert] < limit[place]:
+                if valid[row, place] and used[expert] < limit[place, expert]:
                     used[expert] += 1
                     kept[row, place, pick] = True
     return kept
@@ -51,7 +52,7 @@ def test_no_expert_has_more_than_its_capacity(factor):
     taken = np.bincount(np.asarray(chosen)[np.asarray(kept)], minlength=EXPERTS)
     capacity = int(np.ceil(factor * int(valid.sum()) * K / EXPERTS))
     assert taken.max() <= capacity
-    assert taken.max() == capacity  # the skewed experts are full
+    assert taken.max() >= capacity - 1  # the skewed experts are full
     assert not np.asarray(kept)[~np.asarray(valid)].any()
 
 
@@ -96,6 +97,7 @@ def test_drops_fall_on_early_positions_as_on_late_ones_under_steady_overload():
     lost, chances = (counts.sum((0, 2)) for counts in drop_counts())
     share = lost / chances
     assert abs(share[4:12].mean() - share[12:].mean()) < 0.01
+    assert np.ptp(share[1:]) < 0.05
     assert share.min() > 0.4
 
 

@@ -14,9 +14,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from marin_dagster.models.config import MoEConfig
-from marin_dagster.models.dispatch import exchange_by
 from marin_dagster.models.router import with_router_bias
 from marin_dagster.models.transformer import Transformer
+from marin_dagster.recipe import Devices
 from marin_dagster.training.balance import Balance
 from marin_dagster.training.mesh import global_batch, make_mesh, on_mesh, shard_state
 from marin_dagster.training.step import _Losses
@@ -62,12 +62,13 @@ def step(text: str | None):
     """Sums and gradients on the mesh of that name; None: on one device."""
     text, _, exchange = (text or "").partition("@")
     mesh = make_mesh(text) if text else None
-    losses = _Losses(0.1, BALANCE, "none")
+    losses = _Losses(0.1, BALANCE)
+
     @eqx.filter_jit
     def take(model, rows):
         return losses.gradients(model, rows, jax.random.key(3), 1)
 
-    with on_mesh(mesh), exchange_by(exchange or "all_to_all"):
+    with on_mesh(mesh, Devices(exchange=exchange or "all_to_all")):
         out = take(shard_state(model(), mesh), global_batch(batch(), mesh))
     return jax.tree.map(whole, out)
 

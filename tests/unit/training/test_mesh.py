@@ -97,5 +97,3 @@ def test_parameters_and_their_moments_are_divided_by_name():
 
 def test_a_dimension_that_the_axis_does_not_divide_stays_whole():
     assert parameter_spec("head", (16, 33), {"data": 2, "tensor": 2}) == PartitionSpec("data", None)
-
-

@@ -8,7 +8,9 @@ import pytest
 
 from marin_dagster.models.router import router_bias, with_router_bias
 from marin_dagster.models.transformer import Transformer
+from marin_dagster.recipe import Devices
 from marin_dagster.training.balance import Balance
+from marin_dagster.training.mesh import on_mesh
 from marin_dagster.training.optimizer import OptimizerConfig
 from marin_dagster.training.schedule import WarmupStableDecay
 from marin_dagster.training.step import (
@@ -60,10 +62,11 @@ def made(config) -> Transformer:
     return with_router_bias(plain, 0.1 * jax.random.normal(jax.random.key(1), shape))
 
 
-def gradients(model, parts: int, balance: Balance = AUXILIARY, remat: str = "none"):
-    losses = _Losses(0.1, balance, remat)
+def gradients(model, parts: int, **placement):
+    losses = _Losses(0.1, AUXILIARY)
     take = eqx.filter_jit(lambda model, rows: losses.gradients(model, rows, KEY, parts))
-    return take(model, batch())
+    with on_mesh(None, Devices(**placement)):
+        return take(model, batch())
 
 
 def assert_close(one, other, atol: float) -> None:
@@ -95,7 +98,9 @@ def test_rematerialised_layers_have_the_same_gradients(model, whole):
 
 def test_the_reported_cross_entropy_is_free_of_auxiliary_losses(model, whole):
     plain = sums_of(model, Balance())[1]
-    assert float(whole[0]["cross_entropy"]) == pytest.approx(float(plain["cross_entropy"]), rel=1e-6)
+    assert float(whole[0]["cross_entropy"]) == pytest.approx(
+        float(plain["cross_entropy"]), rel=1e-6
+    )
     assert float(whole[0]["loss"]) > float(plain["loss"]) + 0.1
     z = float(plain["cross_entropy"] + 0.1 * plain["z_loss"])
     assert float(plain["loss"]) == pytest.approx(z, rel=1e-6)
@@ -114,7 +119,7 @@ def test_an_auxiliary_loss_is_what_its_formula_says(deep, name):
 
 def sums_of(model, balance: Balance):
     """The loss and the sums of a forward pass."""
-    losses = _Losses(0.1, balance, "none")
+    losses = _Losses(0.1, balance)
     rows = {name: jnp.asarray(array) for name, array in batch().items()}
     there = jnp.sum(rows["segment_ids"] >= 0).astype(jnp.float32)
     whole = Whole(jnp.sum(rows["loss_weights"]), there, None)

@@ -37,11 +37,15 @@ def _install_toys() -> None:
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 _install_toys()
+CHECKED = ("guard", "hyperball", "loss", "sampling", "step")
 # Shapes and types in signatures are checked at every call.
 install_import_hook(
     [
         "marin_dagster.models",
-        *(f"marin_dagster.training.{n}" for n in ("loss", "step", "guard", "sampling")),
+        *(
+            f"marin_dagster.training.{n}"
+            for n in ("guard", "hyperball", "loss", "step", "sampling")
+        ),
     ],
     "beartype.beartype",
 )

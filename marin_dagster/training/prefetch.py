@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -18,6 +18,9 @@ class Batches(Protocol):
     """Batches by step number: a pure function, so that a resume needs no state."""
 
     def batch(self, step: int) -> Batch: ...
+    def metrics(self, step: int) -> Mapping[str, float]:
+        """What is logged of the data of a step."""
+        ...
 
 
 class Prefetch:

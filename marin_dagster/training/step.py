@@ -28,6 +28,7 @@ from marin_dagster.models.router import (
 from marin_dagster.models.transformer import PADDING
 from marin_dagster.training.balance import Balance
 from marin_dagster.training.guard import Guard, empty_guard, judge
+from marin_dagster.training.hyperball import norm_drift
 from marin_dagster.training.loss import token_loss
 from marin_dagster.training.mesh import constrain_state
 from marin_dagster.training.optimizer import OptimizerConfig
@@ -104,10 +105,13 @@ def make_step(
             "train/grad_norm": grad_norm,
             "train/param_norm": optax.global_norm(params),
             "train/update_norm": optax.global_norm(updates),
-            "train/learning_rate": config.learning_rate_at(state.step, num_steps),
             "train/skipped": skipped,
+            **config.rates_at(state.step, num_steps),
             **router_metrics(state.model, sums),
         }
+        drift = norm_drift(optimizer)
+        if drift is not None:
+            metrics["optim/norm_drift"] = drift
         return constrain_state(new), metrics
 
     return lambda state, batch: step(batch, state)

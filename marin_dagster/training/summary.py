@@ -1,5 +1,7 @@
 """Turns the history of a run into the numbers and pictures of its artifact."""
 
+import collections
+import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 
@@ -27,7 +29,7 @@ def run_numbers(
         "max_load_ratio": _rounded(_mean_of_last(history, "moe/max_load_ratio")),
         "parameters": count.total,
         "active_parameters": count.active,
-        "flops": config.flops_per_token(vocab_size) * last["tokens"],
+        "flops": _flops(history, config, vocab_size),
     }
     for key in ("eval/loss", "eval/bits_per_byte"):
         if key in last:
@@ -62,6 +64,16 @@ def run_plots(history: Sequence[Row], levels: Mapping[str, float]) -> dict[str, 
 def tracker_note(url: str | None) -> dict[str, str]:
     """A link to the run's page at Weights & Biases, as a note."""
     return {"Weights & Biases": f"[the run]({url})"} if url else {}
+
+
+def _flops(history: Sequence[Row], config: ModelConfig, vocab_size: int) -> float:
+    """Training FLOPs of the steps, each at the context that it had."""
+    steps = collections.Counter(row.get("mixture/context", config.seq_len) for row in history)
+    per_step = history[-1]["tokens"] / history[-1]["step"]
+    return sum(
+        dataclasses.replace(config, seq_len=context).flops_per_token(vocab_size) * per_step * count
+        for context, count in steps.items()
+    )
 
 
 def _points(history: Sequence[Row], key: str) -> tuple[list[float], list[float]]:

@@ -17,7 +17,7 @@ from marin_dagster.recipe import Placement, StageError
 from marin_dagster.training import loop, model_files, points
 from marin_dagster.training.loop import Run, train
 from marin_dagster.training.metrics import read_metrics
-from marin_dagster.training.optimizer import OptimizerConfig
+from marin_dagster.training.optimizer import AdamW
 from marin_dagster.training.schedule import WarmupStableDecay
 from tests.fake_context import FakeContext
 from tests.unit.models.test_layers import TINY
@@ -25,9 +25,7 @@ from tests.unit.models.test_layers import TINY
 VOCAB, ROWS = 30, 4
 GOLDEN = Path(__file__).parents[2] / "golden" / "losses.json"
 RUN = Run(
-    optimizer=OptimizerConfig(
-        learning_rate=1e-2, schedule=WarmupStableDecay(warmup_steps=2, decay_steps=4)
-    ),
+    optimizer=AdamW(learning_rate=1e-2, schedule=WarmupStableDecay(warmup_steps=2, decay_steps=4)),
     num_steps=10,
     z_loss_weight=1e-4,
     steps_per_checkpoint=4,
@@ -61,6 +59,9 @@ class CountingRows:
             sources=np.zeros(ROWS, np.int32),
         )
 
+    def metrics(self, step: int) -> dict[str, float]:
+        return {"mixture/stage": step // 5}
+
 
 def context(root: Path) -> FakeContext:
     recipe = ToyRun(name="toy", version="dev")
@@ -89,6 +90,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(uninterrupted, tmp_path):
     assert eqx.tree_equal(model, uninterrupted[0])
     assert [row["step"] for row in history] == list(range(1, 11))
     assert [row["attempt"] for row in history] == [1] * 4 + [2] * 6
+    assert [row["mixture/stage"] for row in history] == [0] * 5 + [1] * 5
     for row, want in zip(history, uninterrupted[1], strict=True):
         assert row["train/loss"] == want["train/loss"]
         assert row["train/learning_rate"] == want["train/learning_rate"]

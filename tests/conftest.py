@@ -39,6 +39,7 @@ os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / 
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 _install_toys()
+CHECKED = ("guard", "hyperball", "loss", "sampling", "step")
 # Shapes and types in signatures are checked at every call.
 install_import_hook(
     [

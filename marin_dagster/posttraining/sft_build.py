@@ -1,11 +1,12 @@
 """Turns a `SupervisedFineTune` recipe into files, and asks the model a few questions."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from marin_dagster.data.mixture import Rows
+from marin_dagster.data.mixture import Rows, check_position
 from marin_dagster.data.token_cache import TokenCacheReader
 from marin_dagster.data.tokenizer import TextTokenizer, load_tokenizer
 from marin_dagster.models.language_model import LanguageModel
@@ -47,7 +48,16 @@ def build_fine_tuned(recipe: "SupervisedFineTune", ctx: Context) -> Summary:
         steps_per_eval=recipe.steps_per_eval,
         steps_per_checkpoint=recipe.steps_per_checkpoint,
     )
-    model, history, tracker = train(ctx, model, mixture, validation, recipe.batch_size, run)
+    model, history, tracker = train(
+        ctx,
+        model,
+        mixture,
+        validation,
+        recipe.batch_size,
+        run,
+        position=mixture.position,
+        check=partial(check_position, mixture=mixture),
+    )
     write_checkpoint(ctx, ctx.out, model, tokenizer, steps=recipe.num_steps, chat=True)
     answers = ask(model, recipe.sample_questions, tokenizer)
     numbers: dict[str, Any] = run_numbers(history, config, tokenizer.vocab_size)

@@ -5,7 +5,6 @@ Pretraining and fine-tuning are the same loop. What it does about trouble is a v
 """
 
 import contextlib
-import json
 import math
 import os
 import time
@@ -21,24 +20,25 @@ from jax.sharding import Mesh
 from marin_dagster.data.mixture import Rows
 from marin_dagster.failure import STALLED_EXIT
 from marin_dagster.models.language_model import LanguageModel
-from marin_dagster.recipe import Context, Recipe, StageError, payload_diff
+from marin_dagster.recipe import Context, StageError
 from marin_dagster.termination import termination
 from marin_dagster.training.balance import Balance
 from marin_dagster.training.checkpoint import Restored, Saver
 from marin_dagster.training.evaluate import evaluate
+from marin_dagster.training.extension import check_extension, describe
 from marin_dagster.training.guard import empty_guard
 from marin_dagster.training.mesh import global_batch, make_mesh, on_mesh, shard_state
 from marin_dagster.training.metrics import Row, read_metrics
 from marin_dagster.training.optimizer import OptimizerConfig
 from marin_dagster.training.preemption import Preemption
 from marin_dagster.training.prefetch import Batches, Prefetch
-from marin_dagster.training.recovery import Course, KeepEvery, Recovery, is_permanent
+from marin_dagster.training.recovery import KeepEvery, Recovery, Standing, is_permanent
 from marin_dagster.training.step import State, initial_state, make_step
 from marin_dagster.training.timeline import Timeline
 from marin_dagster.training.watchdog import Watchdog, dump_stacks
 
 Keep = Callable[[int, LanguageModel, list[Row]], None]
-Facts = Callable[[int], Mapping[str, Any]]
+Position = Mapping[str, Any]  # where the data stand and what they are, as JSON values
 
 LIVE = (  # what one follows while it trains; the rest is in metrics.jsonl
     "train/loss",
@@ -76,15 +76,16 @@ def train(
     batch_size: int,
     run: Run,
     keep: Keep | None = None,
-    facts: Facts | None = None,
+    position: Callable[[int], Position] | None = None,
+    check: Callable[[Position], None] | None = None,
 ) -> tuple[LanguageModel, list[Row], str | None]:
     """Trains from the newest resume point of any root, or from `model`.
 
     `keep` gets the step, the model and the history so far at each of `run.snapshots`; it may be
-    asked for the last one again after a resume. `facts` gives, as JSON values, what a resume at a
-    step must find unchanged: where each source stands, and which source it is. Writes
-    `metrics.jsonl` into `ctx.work`; returns the model, the history, each step once, and the address
-    of the run's page at Weights & Biases, if it has one.
+    asked for the last one again after a resume. `position` tells where the data stand before a
+    step; a resume hands what was saved of it to `check`, which refuses data that have changed.
+    Writes `metrics.jsonl` into `ctx.work`; returns the model, the history, each step once, and the
+    address of the run's page at Weights & Biases, if it has one.
 
     Raises StageError: "diverged" when `run.recovery` has no way on, "bad_input" for a resume point
     of other data or another model, "error" when a resume point could not be written.
@@ -102,9 +103,9 @@ def train(
             on_mesh(mesh, devices),
             Saver(roots, ctx.recipe.fingerprint, ctx.log) as saver,
         ):
-            loop = _Loop(ctx, run, batches, facts, timeline, saver)
-            loop.mesh = mesh
+            loop = _Loop(ctx, run, batches, timeline, saver, mesh)
             loop.validation, loop.batch_size, loop.keep = validation, batch_size, keep
+            loop.position, loop.check = position, check
             loop.resume(model)
             loop.run_to_the_end()
     finally:
@@ -113,26 +114,27 @@ def train(
 
 
 class _Loop:
-    """A run in its attempt. `state`, `step`, `loss` and `course` change together, when busy."""
+    """A run in its attempt. `state`, `step`, `loss` and `standing` change together, when busy."""
 
     state: State
-    mesh: Mesh | None
     validation: Mapping[str, Rows]
     batch_size: int
     keep: Keep | None
+    position: Callable[[int], Position] | None
+    check: Callable[[Position], None] | None
 
     def __init__(
         self,
         ctx: Context,
         run: Run,
         batches: Batches,
-        facts: Facts | None,
         timeline: Timeline,
         saver: Saver,
+        mesh: Mesh | None,
     ):
-        self.ctx, self.run, self.batches, self.facts = ctx, run, batches, facts
+        self.ctx, self.run, self.batches, self.mesh = ctx, run, batches, mesh
         self.timeline, self.saver = timeline, saver
-        self.step, self.loss, self.course = 0, float("nan"), Course()
+        self.step, self.loss, self.standing = 0, float("nan"), Standing()
         self.step_fn = make_step(
             run.optimizer,
             run.num_steps,
@@ -184,7 +186,7 @@ class _Loop:
 
     def _steps(self) -> bool:
         """Goes on to the last step; False when it has to go back first."""
-        offset = self.course.data_offset
+        offset = self.standing.data_offset
         wanted = range(self.step + offset, self.run.num_steps + offset)
         with Prefetch(self.batches, wanted) as source:
             while self.step < self.run.num_steps:
@@ -195,7 +197,7 @@ class _Loop:
                 self._prepare(batch)
                 self._advance(batch, began, waited)
                 self.saver.check()
-                if self.course.skips and self._is_hopeless():
+                if self.standing.skips and self._is_hopeless():
                     return False
                 self._look(self.step)
                 self._save_if_due()
@@ -204,11 +206,11 @@ class _Loop:
 
     def _prepare(self, batch: Mapping[str, Any]) -> None:
         """Before the first step with batches of a shape: it compiles, and its losses may leap."""
-        shape, before = list(batch["tokens"].shape), self.course.batch_shape
+        shape, before = list(batch["tokens"].shape), self.standing.batch_shape
         if before not in (None, shape):
             self.timeline.event(self.step, "phase", batch_shape=shape, before=before)
         with self.preemption.busy():
-            self.course.batch_shape = shape
+            self.standing.batch_shape = shape
             if before not in (None, shape) and self.run.recovery is not None:
                 state = self.state._replace(guard=empty_guard(self.run.recovery))
                 self.state = shard_state(state, self.mesh)
@@ -231,10 +233,10 @@ class _Loop:
                 "throughput/step_seconds": seconds,
                 "throughput/tokens_per_second": tokens / seconds,
                 "throughput/input_wait_fraction": waited / seconds,
-                **self.batches.metrics(done - 1 + self.course.data_offset),
+                **self.batches.metrics(self.step + self.standing.data_offset),
             }
             self.step, self.loss = done, metrics["train/loss"]
-            self.course.note(done, _is_bad(metrics))
+            self.standing.note(done, _is_bad(metrics))
             self.timeline.row(done, metrics)
         self.compiled.add(shape)
         self._report(metrics)
@@ -242,10 +244,10 @@ class _Loop:
     def _report(self, metrics: Mapping[str, float]) -> None:
         done = self.step
         if self.resumed_at == done - 1:
-            self.timeline.compare(done, self.loss, self.course.branch)
-        if self.course.skips:
+            self.timeline.compare(done, self.loss, self.standing.branch)
+        if self.standing.skips:
             numbers = {name: metrics[f"train/{name}"] for name in ("loss", "grad_norm")}
-            self.timeline.event(done, "skip", in_a_row=self.course.skips, **numbers)
+            self.timeline.event(done, "skip", in_a_row=self.standing.skips, **numbers)
         live = {key: metrics[key] for key in LIVE if key in metrics}
         self.ctx.progress(done, self.run.num_steps, "steps", **live)
         self.uneven = self.uneven + 1 if metrics.get("moe/max_load_ratio", 0.0) > UNEVEN else 0
@@ -286,7 +288,7 @@ class _Loop:
         by_clock = run.minutes_per_checkpoint is not None and _agreed(
             step, time.monotonic() - self.saved_at > 60 * run.minutes_per_checkpoint
         )
-        if permanent or ((by_steps or by_clock) and not self.course.skips):
+        if permanent or ((by_steps or by_clock) and not self.standing.skips):
             self.save(permanent=permanent)
 
     def save(self, permanent: bool = False) -> None:
@@ -300,66 +302,65 @@ class _Loop:
 
     def _facts(self) -> dict[str, Any]:
         """What a resume needs beside the arrays."""
+        data_step = self.step + self.standing.data_offset
         return {
-            "course": asdict(self.course),
+            "standing": asdict(self.standing),
             "loss": self.loss,
-            "same": self._same(self.step + self.course.data_offset),
+            "schedule": describe(self.run.optimizer, self.run.num_steps),
+            "position": None if self.position is None else dict(self.position(data_step)),
         }
 
-    def _same(self, data_step: int) -> dict[str, Any]:
-        """What a resume must find unchanged."""
-        data = {} if self.facts is None else dict(self.facts(data_step))
-        return {"optimizer": repr(self.run.optimizer), "num_steps": self.run.num_steps, **data}
-
     def _take(self, found: Restored) -> None:
-        course = Course(**found.facts["course"])
-        refuse_changed(
-            found.facts["same"], self._same(found.step + course.data_offset), self.ctx.recipe
+        run = self.run
+        self.ctx.log(
+            check_extension(found.facts["schedule"], run.optimizer, run.num_steps, found.step)
         )
-        self.state, self.step = found.state, found.step
-        self.loss, self.course = found.facts["loss"], course
+        if self.check is not None and found.facts["position"] is not None:
+            self.check(found.facts["position"])
+        self.state, self.step, self.loss = found.state, found.step, found.facts["loss"]
+        self.standing = Standing(**found.facts["standing"])
 
     def _is_hopeless(self) -> bool:
         """Whether to go back. Raises StageError("diverged") when the policy has no way on."""
-        policy, course = self.run.recovery, self.course
-        if policy is not None and course.skips < policy.max_skips:
+        policy, standing = self.run.recovery, self.standing
+        if policy is not None and standing.skips < policy.max_skips:
             return False
-        if policy is None or course.rollbacks >= policy.max_rollbacks:
-            raise self._diverged(f"{course.rollbacks} rollbacks did not help")
+        if policy is None or standing.rollbacks >= policy.max_rollbacks:
+            raise self._diverged(f"{standing.rollbacks} rollbacks did not help")
         return True
 
     def _diverged(self, why: str) -> StageError:
         row = self.timeline.last
         numbers = {name: row[f"train/{name}"] for name in ("loss", "grad_norm")}
-        counts = {"skips": self.course.skips, "rollbacks": self.course.rollbacks}
+        counts = {"skips": self.standing.skips, "rollbacks": self.standing.rollbacks}
         said = ", ".join(f"train/{name}={value:.6g}" for name, value in numbers.items())
         return StageError(
             "diverged",
             f"{said} at step {self.step} of {self.ctx.recipe.address}, the bad step number "
-            f"{self.course.skips} in a row; {why}; lower the learning rate or warm up longer",
+            f"{self.standing.skips} in a row; {why}; lower the learning rate or warm up longer",
             {"step": self.step, **numbers, **counts},
         )
 
     def _roll_back(self) -> None:
-        reached, course = self.step, self.course
-        found = self.saver.restore(self.state, before=course.first_skip)
+        reached, standing = self.step, self.standing
+        found = self.saver.restore(self.state, before=standing.first_skip)
         if found is None:
-            raise self._diverged(f"no resume point is from before step {course.first_skip}")
+            raise self._diverged(f"no resume point is from before step {standing.first_skip}")
         attempt = self.timeline.branch()
         with self.preemption.busy():
             self.state, self.step, self.loss = found.state, found.step, found.facts["loss"]
-            self.course = course.went_back(reached, found.step, attempt)
-            self.course.batch_shape = found.facts["course"]["batch_shape"]
+            self.standing = standing.went_back(reached, found.step, attempt)
+            self.standing.batch_shape = found.facts["standing"]["batch_shape"]
             self.saver.branch(attempt, found.step)
         self.timeline.event(
             self.step,
             "rollback",
             reached=reached,
-            data_offset=self.course.data_offset,
-            rollbacks=self.course.rollbacks,
+            data_offset=self.standing.data_offset,
+            rollbacks=self.standing.rollbacks,
         )
         self.ctx.log(
-            f"rolled back from step {reached} to {self.step} after {course.skips} bad steps in a "
+            f"rolled back from step {reached} to {self.step} after {standing.skips} bad steps in a "
             f"row; the data of steps {self.step + 1} to {reached} is passed over"
         )
         self.save_now()  # the next attempt must not return to what was left behind
@@ -384,19 +385,6 @@ class _Loop:
         if termination.listening:
             evidence = {"step": self.step}
             termination.end(STALLED_EXIT, "hang", text, evidence)
-
-
-def refuse_changed(stored: Any, current: Any, recipe: Recipe) -> None:
-    """Raises StageError("bad_input") that lists what is not as it was when a point was saved."""
-    rows = payload_diff(stored, json.loads(json.dumps(current)))
-    if rows:
-        listed = "; ".join(f"{path}: {old!r} was saved, {new!r} now" for path, old, new in rows[:8])
-        raise StageError(
-            "bad_input",
-            f"the resume point of {recipe.address} was saved in a run that read other data or was "
-            f"set otherwise ({listed}); restore what has changed, or build with --force to start "
-            "anew",
-        )
 
 
 def _is_bad(metrics: Mapping[str, float]) -> bool:

@@ -14,8 +14,6 @@ from marin_dagster.training.phases import Phase, Phases, Stage, stage_starts
 from marin_dagster.training.recovery import KeepEvery, Recovery, check_ranges
 from marin_dagster.training.snapshot import Snapshot, check_snapshots, snapshot_of
 
-RECOVERY = Recovery()
-
 
 @dataclass(frozen=True, kw_only=True)
 class Pretrain(Checkpoint):
@@ -47,7 +45,7 @@ class Pretrain(Checkpoint):
     steps_per_checkpoint: int | None = 100  # resume points, of which the last two are kept
     minutes_per_checkpoint: float | None = 15.0  # the same by the clock
     keep_checkpoints: tuple[KeepEvery, ...] = ()  # resume points that stay
-    recovery: Recovery | None = RECOVERY  # None: a loss that is not finite ends the run
+    recovery: Recovery | None = Recovery()  # noqa: RUF009 (a frozen value)
     snapshots: tuple[int, ...] = ()  # steps
     sample_prompts: tuple[str, ...] = ("",)  # continued in the summary; "" begins a text
 

@@ -1,11 +1,12 @@
 """Turns a `Pretrain` recipe into files: reads the caches, runs the loop, writes the checkpoint."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import jax
 
-from marin_dagster.data.mixture import Mixture, Rows
+from marin_dagster.data.mixture import Mixture, Rows, check_position
 from marin_dagster.data.token_cache import TokenCacheReader
 from marin_dagster.data.tokenizer import TextTokenizer, load_tokenizer
 from marin_dagster.kinds import TokenCache
@@ -59,7 +60,15 @@ def build_pretrained(recipe: "Pretrain", ctx: Context) -> Summary:
     snapshots = Snapshots(recipe, ctx, tokenizer)
     snapshots.publish_left_over()
     model, history, tracker = train(
-        ctx, model, mixture, validation, recipe.batch_size, run, snapshots.keep
+        ctx,
+        model,
+        mixture,
+        validation,
+        recipe.batch_size,
+        run,
+        snapshots.keep,
+        mixture.position,
+        partial(check_position, mixture=mixture),
     )
     write_checkpoint(ctx, ctx.out, model, tokenizer, steps=recipe.num_steps)
 

@@ -75,7 +75,7 @@ def check_ranges(ranges: Sequence[KeepEvery]) -> None:
 
 
 @dataclass
-class Course:
+class Standing:
     """Where a run is in its data and its troubles; saved beside every resume point."""
 
     data_offset: int = 0  # data steps passed over: step s reads the batch s + data_offset
@@ -95,9 +95,9 @@ class Course:
         if self.first_skip is None:
             self.first_skip = step
 
-    def went_back(self, reached: int, to: int, attempt: int) -> "Course":
-        """The course after a rollback from step `reached` to step `to`: new data from there on."""
-        return Course(
+    def went_back(self, reached: int, to: int, attempt: int) -> "Standing":
+        """The standing after a rollback from step `reached` to `to`: new data from there on."""
+        return Standing(
             data_offset=self.data_offset + reached - to,
             total_skips=self.total_skips,
             rollbacks=self.rollbacks + 1,

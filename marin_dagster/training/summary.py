@@ -18,13 +18,15 @@ def run_numbers(
     """The last losses, the median speed, and the size of the model."""
     count = config.parameters(vocab_size)
     last = history[-1]
+    accepted = [row for row in history if not row.get("train/skipped")] or history
     speeds = [row["throughput/tokens_per_second"] for row in history]
     numbers: dict[str, int | float] = {
         "steps": last["step"],
         "tokens": last["tokens"],
         "attempts": last["attempt"],
-        "first_train_loss": _rounded(history[0]["train/cross_entropy"]),
-        "train_loss": _rounded(_mean_of_last(history, "train/cross_entropy")),
+        "skipped_steps": len(history) - len(accepted),
+        "first_train_loss": _rounded(accepted[0]["train/cross_entropy"]),
+        "train_loss": _rounded(_mean_of_last(accepted, "train/cross_entropy")),
         "tokens_per_second": round(statistics.median(speeds[SETTLED:] or speeds), 1),
         "max_load_ratio": _rounded(_mean_of_last(history, "moe/max_load_ratio")),
         "parameters": count.total,

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import json
 import os
 from pathlib import Path
@@ -19,6 +20,7 @@ from marin_dagster.training.loop import Run, train
 from marin_dagster.training.metrics import read_metrics
 from marin_dagster.training.optimizer import AdamW
 from marin_dagster.training.schedule import WarmupStableDecay
+from marin_dagster.training.step import make_step
 from tests.fake_context import FakeContext
 from tests.unit.models.test_layers import TINY
 
@@ -71,6 +73,14 @@ def context(root: Path) -> FakeContext:
 def run(root: Path, rows: CountingRows | None = None, how: Run = RUN, keep=None):
     model = Transformer(TINY, VOCAB, jax.random.key(0))
     return train(context(root), model, rows or CountingRows(), {}, ROWS, how, keep)[:2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once():
+    """Runs of the same settings share their compiled step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "make_step", functools.cache(make_step))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -44,9 +44,9 @@ class Rows(CountingRows):
         return batch if weights is None else batch._replace(loss_weights=weights)
 
 
-def run(root, rows, how=HOW, facts=None):
+def run(root, rows, how=HOW, **position):
     model = toy.new_model()
-    return train(context(root), model, rows, {}, ROWS, how, facts=facts)[:2]
+    return train(context(root), model, rows, {}, ROWS, how, **position)[:2]
 
 
 def log_of(root) -> str:
@@ -120,7 +120,7 @@ def test_a_resume_tells_what_is_done_again_and_compares_the_loss(tmp_path):
         run(tmp_path, Rows(set(), dies_at=8))
     ctx = context(tmp_path)
     train(ctx, toy.new_model(), Rows(set()), {}, ROWS, HOW)
-    assert ctx.messages == ["attempt 2 goes on after step 6; 2 logged steps are done again"]
+    assert ctx.messages[-1] == "attempt 2 goes on after step 6; 2 logged steps are done again"
     [resume] = events(tmp_path, "resume")
     assert resume["saved_loss"] == resume["logged_loss"]
     [compared] = events(tmp_path, "resume_loss")
@@ -139,12 +139,21 @@ def test_a_resume_on_other_numbers_than_those_logged_is_an_alarm(tmp_path):
     assert any(line.startswith("alarm: loss") for line in ctx.messages)
 
 
-def test_a_resume_on_other_data_is_refused_with_what_differs(tmp_path):
+def test_a_resume_hands_the_position_of_the_data_to_who_can_refuse_it(tmp_path):
+    def refuse(stored):
+        raise StageError("bad_input", f"these are not the data before token {stored['token']}")
+
     with pytest.raises(StageError, match="taken away"):
-        run(tmp_path, Rows(set(), dies_at=8), facts=lambda step: {"web": {"cursor": step * 4}})
-    with pytest.raises(StageError, match=r"web.cursor: 24 was saved, 18 now") as caught:
-        run(tmp_path, Rows(set()), facts=lambda step: {"web": {"cursor": step * 3}})
-    assert caught.value.reason == "bad_input"
+        run(tmp_path, Rows(set(), dies_at=8), position=lambda step: {"token": step * 4})
+    with pytest.raises(StageError, match="not the data before token 24"):
+        run(tmp_path, Rows(set()), check=refuse)
+
+
+def test_a_resume_with_another_schedule_is_refused_with_what_differs(tmp_path):
+    with pytest.raises(StageError, match="taken away"):
+        run(tmp_path, Rows(set(), dies_at=8))
+    with pytest.raises(StageError, match="num_steps 12 → 20"):
+        run(tmp_path, Rows(set()), dataclasses.replace(HOW, num_steps=20))
 
 
 def test_events_and_rows_stand_on_one_time_line(tmp_path):

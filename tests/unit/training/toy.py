@@ -31,7 +31,7 @@ def initial_state(model, config, num_steps, recovery=None):
 
 
 @functools.cache
-def make_step(config, num_steps, z_loss_weight, balance, *, recovery, micro_batches, how):
+def make_step(config, num_steps, z_loss_weight, balance, *, recovery, micro_batches):
     """The step of the engine for a `Table`."""
     transformation = config.make(num_steps)
 

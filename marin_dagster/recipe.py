@@ -102,7 +102,6 @@ class Devices:
         choices = {
             "exchange": ("all_to_all", "ring"),
             "remat": ("none", "block"),
-            "layers": ("unrolled", "scanned"),
         }
         for name, values in choices.items():
             if getattr(self, name) not in values:

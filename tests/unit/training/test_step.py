@@ -89,7 +89,7 @@ def test_neither_losses_nor_gradients_depend_on_micro_batches(model, whole, part
 
 
 def test_rematerialised_layers_have_the_same_gradients(model, whole):
-    sums, grads = gradients(model, 2, remat=True)
+    sums, grads = gradients(model, 2, remat="block")
     assert_close(sums, whole[0], 1e-6)
     assert_close(grads, whole[1], 1e-6)
 
@@ -202,7 +202,8 @@ def test_capacity_counts_drops_exactly_and_refuses_micro_batches():
     assert float(sums["assignments"].sum()) == valid * 2  # counted before any is dropped
     assert float(sums["dropped"][0]) >= valid  # half of all at least
     metrics = router_metrics(tight, sums)
-    assert float(metrics["moe/dropped"]) == float(sums["dropped"][0]) / (valid * 2)
+    share = float(sums["dropped"][0]) / (valid * 2)
+    assert float(metrics["moe/dropped"]) == pytest.approx(share)
     assert float(metrics["moe/sender_dropped"]) == 0.0
     with pytest.raises(ValueError, match="a capacity is over the whole batch"):
         gradients(tight, 2)

@@ -24,9 +24,7 @@ from marin_dagster.training.step import (
 from tests.unit.models.test_layers import TINY
 
 VOCAB, ROWS = 30, 8
-OPTIMIZER = AdamW(
-    learning_rate=1e-2, schedule=WarmupStableDecay(warmup_steps=1, decay_steps=1)
-)
+OPTIMIZER = AdamW(learning_rate=1e-2, schedule=WarmupStableDecay(warmup_steps=1, decay_steps=1))
 LENGTHS = (24, 3, 24, 11, 24, 24, 0, 17)  # tokens in each row: the rest is padding
 AUXILIARY = Balance(
     load_balance_loss_weight=0.3, sequence_balance_loss_weight=0.2, router_z_loss_weight=0.1

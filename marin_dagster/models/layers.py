@@ -15,7 +15,7 @@ from marin_dagster.models.attention import attend, causal_attention, visible
 from marin_dagster.models.config import ModelConfig
 
 PIECE = 1 << 16  # random numbers drawn at once
-LARGE = 1 << 28  # values of a weight that is drawn in one piece, by a program of its own
+LARGE = 1 << 23  # values of a weight that is drawn in one piece, by a program of its own
 
 
 def normal(key: PRNGKeyArray, shape: tuple[int, ...], fan_in: int) -> Array:

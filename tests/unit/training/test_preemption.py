@@ -72,7 +72,7 @@ def test_sigterm_loses_no_step_that_was_done(uninterrupted, tmp_path, where, sav
 def test_a_step_that_does_not_end_within_the_grace_is_said_to_be_lost(tmp_path):
     code, out, seconds = interrupted(tmp_path, "endless")
     assert code == 75
-    assert seconds < GRACE_SECONDS + 2
+    assert seconds < GRACE_SECONDS  # of which it was given a part
     assert f"fell back to step 4, {AT - 1 - 4} steps lost" in out
 
 

@@ -19,7 +19,8 @@ from tests.unit.training import toy
 from tests.unit.training.test_loop import ROWS, RUN, CountingRows, context
 
 STEPS, AT, LONG = 12, 7, 60.0
-GRACE_SECONDS = 6.0
+GRACE_SECONDS = 30.0
+SHORT_SECONDS = 4.0  # for a step that does not end
 
 
 class Rows(CountingRows):
@@ -72,7 +73,8 @@ def main(root: str, where: str) -> int:
         watchdog.LEAST_SECONDS, watchdog.TIMED, watchdog.STEPS = 1.0, 3, 1.0
     how = dataclasses.replace(RUN, num_steps=STEPS, steps_per_checkpoint=4, steps_per_eval=AT)
     ctx = context(Path(root))
-    ctx.placement = Placement(wandb_mode="disabled", grace_seconds=GRACE_SECONDS)
+    grace = SHORT_SECONDS if where == "endless" else GRACE_SECONDS
+    ctx.placement = Placement(wandb_mode="disabled", grace_seconds=grace)
     termination.listen(lambda reason, message, evidence: print(reason, message, flush=True))
     rows = WiderRows() if where in ("compile", "wide") else Rows()
     try:

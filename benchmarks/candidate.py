@@ -14,7 +14,7 @@ PEERS = Path(__file__).resolve().parent / "peers"
 class Candidate:
     """A step of somebody's in a process of its own; `facts` is what it says of itself.
 
-    It has done its first step, which compiles, before another candidate starts.
+    Its first step, which compiles, is done when this returns.
     """
 
     def __init__(self, python: str, script: str, argument: dict[str, Any], extra: dict[str, str]):
@@ -27,7 +27,6 @@ class Candidate:
             text=True,
         )
         self.facts = self._answer()
-        self.sample()  # a second one, until caches are warm
 
     def __enter__(self) -> "Candidate":
         return self
@@ -39,13 +38,17 @@ class Candidate:
     def sample(self, steps: int = 1) -> dict[str, Any]:
         """Seconds and CPU seconds of a step, and the share of the machine that others took."""
         before, began = _busy_seconds(), time.perf_counter()
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"steps": steps}) + "\n")
-        self._process.stdin.flush()
-        found = self._answer()
+        found = self.ask({"steps": steps})
         seconds = time.perf_counter() - began
         theirs = _busy_seconds() - before - found["cpu_seconds"] * steps
         return {**found, "others": max(0.0, theirs) / (seconds * (os.cpu_count() or 1))}
+
+    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Sends a request and waits for its answer; see `peers/serve.py`."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None

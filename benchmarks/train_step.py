@@ -26,10 +26,13 @@ SIZES = {
     "hidden_dim": 256,
     "num_layers": 4,
     "num_heads": 4,
+    "num_kv_heads": 4,
     "head_dim": 64,
-    "num_shared_experts": 1,
     "seq_len": 512,
     "batch_size": 8,
+    "num_steps": 1000,  # of the schedule
+    "learning_rate": 3e-4,
+    "torch_experts": "grouped_mm",  # the fastest that transformers has on a CPU
 }
 EXPERTS = {
     8: {"num_experts": 8, "num_experts_per_token": 2, "expert_dim": 512, "num_shared_experts": 1},
@@ -109,7 +112,7 @@ def _result(sizes, candidates, samples) -> dict[str, Any]:
         candidates[name].facts["flops_per_step"] / median[name]
         for name in ("matmul_jax", "matmul_torch")
     )
-    flops = candidates["ours"].facts["flops"] * tokens
+    flops = candidates["ours"].facts["flops_per_token"] * tokens
     result: dict[str, Any] = {
         "sizes": sizes,
         "flops_per_step": flops,

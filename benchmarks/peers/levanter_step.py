@@ -1,6 +1,5 @@
 """Turns sizes into Levanter's own training step of its mixture of experts, on a CPU in float32."""
 
-import itertools
 import tempfile
 from importlib.metadata import version
 from typing import Any
@@ -15,26 +14,40 @@ from levanter.grug.loss import fused_linear_softmax_cross_entropy_loss
 from levanter.models.lm_model import LmExample
 from levanter.models.snowball import SnowballConfig
 from levanter.optim.config import AdamConfig
+from levanter.optim.grugmuon import GrugMuonConfig
 from levanter.tracker.tracker import NoopConfig
 from levanter.trainer import Trainer, TrainerConfig
 from levanter.utils.mesh import MeshConfig
-from serve import serve, tokens_of
+from serve import Peer, serve
+
+# What Levanter recommends for this model: a linear fall to 5 % after 1 % of warm-up, and matrices
+# that learn 13/3 as fast with Muon as with Adam.
+SCHEDULE = {"lr_schedule": "linear", "min_lr_ratio": 0.05, "warmup": 0.01}
+OPTIMIZERS = {
+    "adam": lambda rate: AdamConfig(learning_rate=rate, **SCHEDULE),
+    "muon": lambda rate: GrugMuonConfig(learning_rate=13 / 3 * rate, adam_lr=rate, **SCHEDULE),
+}
 
 
-def start(sizes: dict[str, Any]):
-    trainer = open_trainer(sizes, AdamConfig(learning_rate=3e-4, weight_decay=0.1), num_steps=1_000)
+def start(sizes: dict[str, Any]) -> Peer:
+    optimizer = OPTIMIZERS[sizes.get("optimizer", "adam")](sizes["learning_rate"])
+    trainer = open_trainer(sizes, optimizer)
     state = first_state(trainer, sizes)
-    batches = itertools.cycle([example(trainer, rows[:, :-1]) for rows in tokens_of(sizes)])
 
-    def step() -> float:
+    def step(rows: np.ndarray) -> float:
         nonlocal state
-        info = trainer.train_step(state, next(batches))
+        info = trainer.train_step(state, example(trainer, rows))
         state = info.state
         return float(info.loss)
 
+    evaluate_model = haliax.named_jit(next_token_loss, axis_resources=trainer.compute_axis_mapping)
+
+    def evaluate(rows: np.ndarray) -> float:
+        return float(evaluate_model(state.model, example(trainer, rows)))
+
     versions = {"levanter": version("marin-levanter"), "jax": jax.__version__}
-    leaves = jax.tree.leaves(state.model)
-    return step, {"versions": versions, "parameters": sum(leaf.size for leaf in leaves)}
+    parameters = sum(leaf.size for leaf in jax.tree.leaves(state.model))
+    return Peer(step, {"versions": versions, "parameters": parameters}, evaluate)
 
 
 def model_config(sizes: dict[str, Any]) -> SnowballConfig:
@@ -47,7 +60,7 @@ def model_config(sizes: dict[str, Any]) -> SnowballConfig:
         num_experts_per_token=sizes["num_experts_per_token"],
         num_layers=sizes["num_layers"],
         num_heads=sizes["num_heads"],
-        num_kv_heads=sizes.get("num_kv_heads", sizes["num_heads"]),
+        num_kv_heads=sizes["num_kv_heads"],
         head_dim=sizes["head_dim"],
         max_seq_len=sizes["seq_len"],
         sliding_window=sizes["seq_len"],
@@ -55,8 +68,9 @@ def model_config(sizes: dict[str, Any]) -> SnowballConfig:
     )
 
 
-def open_trainer(sizes: dict[str, Any], optimizer: Any, num_steps: int) -> Trainer:
+def open_trainer(sizes: dict[str, Any], optimizer: Any) -> Trainer:
     """Enters Levanter's trainer, which stays open until the process ends."""
+    num_steps = sizes["num_steps"]
     folder = tempfile.mkdtemp(prefix="levanter-")
     config = TrainerConfig(
         tracker=NoopConfig(),
@@ -93,10 +107,10 @@ def next_token_loss(model, batch: LmExample, *, key=None):
     )
 
 
-def first_state(trainer: Trainer, sizes: dict[str, Any], seed: int = 0):
+def first_state(trainer: Trainer, sizes: dict[str, Any]):
     config = model_config(sizes)
     vocabulary = Axis("vocab", sizes["vocab_size"])
-    keys = jax.random.split(jax.random.PRNGKey(seed))
+    keys = jax.random.split(jax.random.PRNGKey(0))
     return trainer.initial_state(keys[0], model_init=lambda: config.build(vocabulary, key=keys[1]))
 
 

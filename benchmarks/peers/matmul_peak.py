@@ -1,18 +1,23 @@
-"""Turns a library's name into its fastest float32 matmul: the limit of this machine."""
+"""Turns a library's name into its float32 matmul of large squares: the limit of the machine."""
 
 from typing import Any
 
-from serve import serve
+from serve import Peer, serve
 
-SIDE = 2048  # of square matrices
+SIDE = 2048  # of the matrices
 REPEATS = 8
 
 
-def start(sizes: dict[str, Any]):
-    makers = {"jax": _with_jax, "torch": _with_torch}
-    step, version = makers[sizes["library"]]()
-    facts = {"versions": {sizes["library"]: version}}
-    return step, {**facts, "flops_per_step": 2 * SIDE**3 * REPEATS}
+def start(sizes: dict[str, Any]) -> Peer:
+    multiply, version = {"jax": _with_jax, "torch": _with_torch}[sizes["library"]]()
+
+    def step(_) -> float:
+        for _ in range(REPEATS):
+            multiply()
+        return 0.0
+
+    versions = {sizes["library"]: version}
+    return Peer(step, {"versions": versions, "flops_per_step": 2 * SIDE**3 * REPEATS})
 
 
 def _with_jax():
@@ -20,13 +25,7 @@ def _with_jax():
 
     left, right = jax.random.normal(jax.random.key(0), (2, SIDE, SIDE))
     multiply = jax.jit(lambda left, right: left @ right)
-
-    def step() -> float:
-        for _ in range(REPEATS):
-            multiply(left, right).block_until_ready()
-        return 0.0
-
-    return step, jax.__version__
+    return lambda: multiply(left, right).block_until_ready(), jax.__version__
 
 
 def _with_torch():
@@ -34,13 +33,7 @@ def _with_torch():
 
     left, right = torch.randn(2, SIDE, SIDE)
     out = torch.empty(SIDE, SIDE)
-
-    def step() -> float:
-        for _ in range(REPEATS):
-            torch.mm(left, right, out=out)
-        return 0.0
-
-    return step, torch.__version__
+    return lambda: torch.mm(left, right, out=out), torch.__version__
 
 
 if __name__ == "__main__":

@@ -1,27 +1,23 @@
 """Turns sizes into this project's training step: the one that `Pretrain` runs."""
 
-import itertools
 from typing import Any
 
 import jax
 import numpy as np
-from serve import serve, tokens_of
+from serve import Peer, serve
 
 from marin_dagster.models.config import MoEConfig
-from marin_dagster.models.transformer import Transformer
 from marin_dagster.training.optimizer import OptimizerConfig
 from marin_dagster.training.schedule import WarmupStableDecay
-from marin_dagster.training.step import initial_state, make_step
-
-NUM_STEPS = 1_000  # of the schedule
+from marin_dagster.training.step import evaluation_sums, initial_state, make_step
 
 
-def start(sizes: dict[str, Any]):
+def start(sizes: dict[str, Any]) -> Peer:
     config = MoEConfig(
         hidden_dim=sizes["hidden_dim"],
         num_layers=sizes["num_layers"],
         num_heads=sizes["num_heads"],
-        num_kv_heads=sizes["num_heads"],
+        num_kv_heads=sizes["num_kv_heads"],
         head_dim=sizes["head_dim"],
         expert_dim=sizes["expert_dim"],
         num_experts=sizes["num_experts"],
@@ -29,30 +25,40 @@ def start(sizes: dict[str, Any]):
         num_shared_experts=sizes["num_shared_experts"],
         seq_len=sizes["seq_len"],
     )
-    schedule = WarmupStableDecay(warmup_steps=10, decay_steps=100)
-    optimizer = OptimizerConfig(learning_rate=3e-4, schedule=schedule)
-    model = Transformer(config, sizes["vocab_size"], jax.random.key(0))
-    parameters = config.parameters(sizes["vocab_size"])
-    batches = itertools.cycle([_batch(rows) for rows in tokens_of(sizes)])
-    state = initial_state(model, optimizer, NUM_STEPS)
-    run = make_step(optimizer, NUM_STEPS, 0.0)
+    num_steps = sizes["num_steps"]
+    schedule = WarmupStableDecay(warmup_steps=num_steps // 10, decay_steps=num_steps // 2)
+    optimizer = OptimizerConfig(learning_rate=sizes["learning_rate"], schedule=schedule)
+    model = config.make(sizes["vocab_size"], jax.random.key(0))
+    state = initial_state(model, optimizer, num_steps)
+    run = make_step(optimizer, num_steps, 0.0)
 
-    def step() -> float:
+    def step(rows: np.ndarray) -> float:
         nonlocal state
-        state, metrics = run(state, next(batches))
+        state, metrics = run(state, _batch(rows))
         return float(metrics["train/loss"])
 
-    facts = {"versions": {"jax": jax.__version__}, "parameters": parameters.total}
-    return step, {**facts, "flops": config.flops_per_token(sizes["vocab_size"])}
+    def evaluate(rows: np.ndarray) -> float:
+        nats, weight = evaluation_sums(state.model, _batch(rows))
+        return float(nats / weight)
+
+    parameters = config.parameters(sizes["vocab_size"])
+    facts = {
+        "versions": {"jax": jax.__version__},
+        "parameters": parameters.total,
+        "flops_per_token": config.flops_per_token(sizes["vocab_size"], sizes["seq_len"]),
+    }
+    return Peer(step, facts, evaluate)
 
 
 def _batch(rows: np.ndarray) -> dict[str, np.ndarray]:
-    tokens = rows[:, :-1].astype(np.int32)
+    """Rows whose last token has no target, as those of the peers."""
+    weights = np.ones(rows.shape, np.float32)
+    weights[:, -1] = 0
     return {
-        "tokens": tokens,
-        "targets": rows[:, 1:].astype(np.int32),
-        "loss_weights": np.ones(tokens.shape, np.float32),
-        "segment_ids": np.zeros(tokens.shape, np.int32),
+        "tokens": rows,
+        "targets": np.roll(rows, -1, axis=1),
+        "loss_weights": weights,
+        "segment_ids": np.zeros(rows.shape, np.int32),
     }
 
 

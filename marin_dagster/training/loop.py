@@ -20,8 +20,10 @@ from jax.sharding import Mesh
 from marin_dagster.data.mixture import Rows
 from marin_dagster.failure import STALLED_EXIT
 from marin_dagster.models.language_model import LanguageModel
+from marin_dagster.models.peaks import peak_flops
 from marin_dagster.recipe import Context, StageError
 from marin_dagster.termination import termination
+from marin_dagster.training.alarms import Alarms
 from marin_dagster.training.balance import Balance
 from marin_dagster.training.checkpoint import Restored, Saver
 from marin_dagster.training.evaluate import evaluate
@@ -33,7 +35,9 @@ from marin_dagster.training.optimizer import OptimizerConfig
 from marin_dagster.training.preemption import Preemption
 from marin_dagster.training.prefetch import Batches, Prefetch
 from marin_dagster.training.recovery import KeepEvery, Recovery, Standing, is_permanent
+from marin_dagster.training.router_metrics import to_numbers
 from marin_dagster.training.step import State, initial_state, make_step
+from marin_dagster.training.throughput import Meter
 from marin_dagster.training.timeline import Timeline
 from marin_dagster.training.watchdog import Watchdog, dump_stacks
 
@@ -48,7 +52,7 @@ LIVE = (  # what one follows while it trains; the rest is in metrics.jsonl
     "moe/max_load_ratio",
     "tokens",
 )
-UNEVEN, UNEVEN_STEPS = 3.0, 50  # an expert at three fair shares for fifty steps is an alarm
+LOAD_STEPS = 10  # how often the load of every expert is logged
 AGREED_STEPS = 16  # how often several processes ask the first one's clock
 
 
@@ -148,7 +152,8 @@ class _Loop:
         self.compiled: set[tuple[int, ...]] = set()  # shapes of batches
         self.saved_at = time.monotonic()
         self.resumed_at: int | None = None
-        self.uneven = 0
+        self.meter = Meter(peak_flops([device.device_kind for device in jax.devices()]))
+        self.alarms = Alarms(self.said)
 
     def resume(self, model: LanguageModel) -> None:
         """Makes the first state of this attempt."""
@@ -190,12 +195,10 @@ class _Loop:
         wanted = range(self.step + offset, self.run.num_steps + offset)
         with Prefetch(self.batches, wanted) as source:
             while self.step < self.run.num_steps:
-                began = time.perf_counter()
-                with self.watchdog.during("the next batch"):
+                with self.watchdog.during("the next batch"), self.meter.spent("input"):
                     batch = source.next()
-                waited = time.perf_counter() - began
                 self._prepare(batch)
-                self._advance(batch, began, waited)
+                self._advance(batch)
                 self.saver.check()
                 if self.standing.skips and self._is_hopeless():
                     return False
@@ -217,22 +220,21 @@ class _Loop:
         if tuple(shape) not in self.compiled and self.compiled and self._saves():
             self.save()  # a signal while the program is compiled finds everything on disk
 
-    def _advance(self, batch: Mapping[str, Any], began: float, waited: float) -> None:
+    def _advance(self, batch: Mapping[str, Any]) -> None:
         """Does one step, and logs it before anybody can save its state."""
         shape, done = batch["tokens"].shape, self.step + 1
         watch = self.watchdog.step(done) if shape in self.compiled else None
         with self.preemption.busy():
-            with watch or self.watchdog.during(f"compiling step {done}"):
+            with watch or self.watchdog.during(f"compiling step {done}"), self.meter.spent("step"):
                 self.state, arrays = self.step_fn(self.state, global_batch(batch, self.mesh))
-                metrics = {name: float(value) for name, value in arrays.items()}
-            seconds = time.perf_counter() - began
+                metrics = to_numbers(arrays, with_load=done % LOAD_STEPS == 0)
             tokens = int(batch["tokens"].size)
+            model = self.state.model
+            flops = tokens * model.config.flops_per_token(model.vocab_size, shape[1])
             metrics |= {
                 "tokens": done * tokens,
                 "seconds": round(time.time(), 3),  # wall clock, since the epoch
-                "throughput/step_seconds": seconds,
-                "throughput/tokens_per_second": tokens / seconds,
-                "throughput/input_wait_fraction": waited / seconds,
+                **self.meter.metrics(tokens, flops),
                 **self.batches.metrics(self.step + self.standing.data_offset),
             }
             self.step, self.loss = done, metrics["train/loss"]
@@ -250,19 +252,14 @@ class _Loop:
             self.timeline.event(done, "skip", in_a_row=self.standing.skips, **numbers)
         live = {key: metrics[key] for key in LIVE if key in metrics}
         self.ctx.progress(done, self.run.num_steps, "steps", **live)
-        self.uneven = self.uneven + 1 if metrics.get("moe/max_load_ratio", 0.0) > UNEVEN else 0
-        if self.uneven == UNEVEN_STEPS:
-            self.ctx.log(
-                f"alarm: an expert took {metrics['moe/max_load_ratio']:.1f} fair shares of the "
-                f"tokens for {UNEVEN_STEPS} steps, up to step {done}"
-            )
+        self.alarms.look(done, metrics)
 
     def _look(self, step: int) -> None:
         """Evaluates the model and hands it over, where that is due after this step."""
         due = self.run.steps_per_eval is not None and step % self.run.steps_per_eval == 0
         if (due or step == self.run.num_steps) and not self._evaluated(step):
             began = time.perf_counter()
-            with self.watchdog.during("the evaluation"):
+            with self.watchdog.during("the evaluation"), self.meter.spent("eval"):
                 metrics = evaluate(self.state.model, self.validation, self.batch_size)
             if metrics:
                 self.timeline.row(step, metrics)
@@ -294,7 +291,7 @@ class _Loop:
     def save(self, permanent: bool = False) -> None:
         """Starts to write a resume point."""
         began = time.perf_counter()
-        with self.watchdog.during("saving a checkpoint"):
+        with self.watchdog.during("saving a checkpoint"), self.meter.spent("checkpoint"):
             self.saver.save(self.step, self.state, self._facts(), permanent=permanent)
         self.saved_at = time.monotonic()
         blocked = round(time.perf_counter() - began, 4)

@@ -17,7 +17,7 @@ from marin_dagster.training.loop import Run, train
 from marin_dagster.training.outputs import Snapshots, write_checkpoint
 from marin_dagster.training.phases import stage_starts
 from marin_dagster.training.sampling import generate
-from marin_dagster.training.summary import run_numbers, run_plots, tracker_note
+from marin_dagster.training.summary import router_table, run_numbers, run_plots, tracker_note
 
 if TYPE_CHECKING:
     from marin_dagster.training.pretrain import Pretrain
@@ -81,7 +81,7 @@ def build_pretrained(recipe: "Pretrain", ctx: Context) -> Summary:
             "unigram_entropy": round(entropy, 5),
             "vocab_size": tokenizer.vocab_size,
         },
-        tables={"Data": mixture.table()},
+        tables={"Data": mixture.table(), **router_table(history)},
         plots=run_plots(history, {"unigram entropy": entropy}),
         notes={"Samples": samples, **tracker_note(tracker)},
     )

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from marin_dagster.models.language_model import LanguageModel
@@ -18,11 +17,9 @@ from marin_dagster.models.moe import MoE
 from marin_dagster.models.router import (
     Router,
     load_balance,
-    margin_range,
     parts,
     quantile_bias,
     router_bias,
-    routing_entropy,
     with_router_bias,
 )
 from marin_dagster.models.transformer import PADDING
@@ -31,8 +28,10 @@ from marin_dagster.training.guard import Guard, empty_guard, judge
 from marin_dagster.training.hyperball import norm_drift
 from marin_dagster.training.loss import token_loss
 from marin_dagster.training.mesh import constrain_state
+from marin_dagster.training.norms import group_norms
 from marin_dagster.training.optimizer import OptimizerConfig
 from marin_dagster.training.recovery import Recovery
+from marin_dagster.training.router_metrics import router_metrics
 
 Arrays = Mapping[str, Any]  # NumPy or JAX arrays of a batch, by the names of its fields
 Sums = dict[str, Array]
@@ -93,17 +92,19 @@ def make_step(
         model = eqx.apply_updates(state.model, updates)
         if balance.quantile:
             model = balanced(model, sums)
-        grad_norm = optax.global_norm(grads)
+        grad_norms = group_norms(grads, "train/grad_norm")
         new, skipped = State(model, optimizer, state.step + 1), jnp.zeros((), bool)
         if recovery is not None:
-            new, skipped = unless_skipped(state, new, sums["loss"], grad_norm, recovery)
+            new, skipped = unless_skipped(
+                state, new, sums["loss"], grad_norms["train/grad_norm"], recovery
+            )
         metrics = {
             "train/loss": sums["loss"],
             "train/cross_entropy": sums["cross_entropy"],
             "train/z_loss": sums["z_loss"],
-            "train/grad_norm": grad_norm,
-            "train/param_norm": optax.global_norm(params),
-            "train/update_norm": optax.global_norm(updates),
+            **grad_norms,
+            **group_norms(params, "train/param_norm"),
+            **group_norms(updates, "train/update_norm"),
             "train/skipped": skipped,
             **config.rates_at(state.step, num_steps),
             **router_metrics(state.model, sums),
@@ -248,33 +249,6 @@ def unless_skipped(
 
     model, optimizer = jax.tree.map(keep, old[:2], new[:2])
     return State(model, optimizer, new.step, guard), skip
-
-
-def router_metrics(model: LanguageModel, sums: Sums) -> dict[str, Array]:
-    """Sums the routers up: the worst layer of each quantity. A dense model has none."""
-    routers = parts(model, Router)
-    if not routers:
-        return {}
-    counts: Float[Array, "L E"] = sums["assignments"]
-    load = counts / jnp.maximum(counts.mean(-1, keepdims=True), 1e-9)
-    tokens = jnp.maximum(sums["valid"], 1.0)
-    bias = router_bias(model)
-    num_chosen = routers[0].num_experts_per_token
-    lowest, highest = margin_range(sums["histogram"], bias, num_chosen)
-    assignments = jnp.maximum(counts.sum(), 1.0)
-    return {
-        "moe/max_load_ratio": load.max(),  # over the fair share; 1 is balanced
-        "moe/min_load_ratio": load.min(),
-        "moe/routing_entropy": routing_entropy(counts).min(),  # of the load, 1 is uniform
-        "moe/bias_range": jnp.ptp(bias, axis=-1).max(),
-        "moe/margin_min": lowest.min(),
-        "moe/margin_max": highest.max(),
-        "moe/load_balance": load_balance(counts, sums["probability"], tokens).max(),
-        "moe/sequence_balance": (sums["sequence_balance"] / tokens).max(),
-        "moe/router_z": (sums["router_z"] / tokens).max(),
-        "moe/dropped": sums["dropped"].sum() / assignments,  # by experts, of all assignments
-        "moe/sender_dropped": sums["sender_dropped"].sum() / assignments,
-    }
 
 
 @eqx.filter_jit

@@ -27,12 +27,10 @@ class Meter:
 
     def __init__(
         self,
-        flops_per_token: float,
         peak_flops: float | None,  # of all devices together, per second
         clock: Callable[[], float] = time.perf_counter,
     ):
-        self._flops_per_token, self._peak = flops_per_token, peak_flops
-        self._clock = clock
+        self._peak, self._clock = peak_flops, clock
         self._spent: defaultdict[str, float] = defaultdict(float)
         self._last = clock()
 
@@ -45,26 +43,25 @@ class Meter:
         finally:
             self._spent[what] += self._clock() - began
 
-    def metrics(self, tokens: int) -> dict[str, float]:
-        """The numbers of a step of `tokens` tokens that has just ended; begins the next."""
+    def metrics(self, tokens: int, flops: float) -> dict[str, float]:
+        """The numbers of a step of these tokens and FLOPs that has just ended; begins the next."""
         now = self._clock()
         whole, self._last = now - self._last, now
         spent, self._spent = self._spent, defaultdict(float)
         seconds = spent["step"]
-        speed = tokens / seconds
         numbers = {
             "throughput/step_seconds": seconds,
             "throughput/iteration_seconds": whole,
-            "throughput/tokens_per_second": speed,
+            "throughput/tokens_per_second": tokens / seconds,
             "throughput/tokens_per_second_overall": tokens / whole,
             **{f"throughput/{what}_seconds": spent[what] for what in OTHER},
             "throughput/host_seconds": max(0.0, whole - sum(spent.values())),
             "throughput/input_wait_fraction": spent["input"] / whole,
-            "throughput/gflops_per_second": speed * self._flops_per_token / 1e9,
+            "throughput/gflops_per_second": flops / seconds / 1e9,
             **memory_metrics(),
         }
         if self._peak is not None:
-            numbers["throughput/mfu"] = speed * self._flops_per_token / self._peak
+            numbers["throughput/mfu"] = flops / seconds / self._peak
         return numbers
 
 

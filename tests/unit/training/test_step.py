@@ -12,6 +12,7 @@ from marin_dagster.recipe import Devices
 from marin_dagster.training.balance import Balance
 from marin_dagster.training.mesh import on_mesh
 from marin_dagster.training.optimizer import AdamW
+from marin_dagster.training.router_metrics import router_metrics
 from marin_dagster.training.schedule import WarmupStableDecay
 from marin_dagster.training.step import (
     Whole,
@@ -19,7 +20,6 @@ from marin_dagster.training.step import (
     balanced,
     initial_state,
     make_step,
-    router_metrics,
 )
 from tests.unit.models.test_layers import TINY
 

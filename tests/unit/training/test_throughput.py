@@ -13,12 +13,12 @@ class Clock:
 
 def measured(peak: float | None) -> dict[str, float]:
     clock = Clock()
-    meter = Meter(flops_per_token=1e6, peak_flops=peak, clock=clock)
+    meter = Meter(peak, clock)
     for what, seconds in (("input", 0.5), ("step", 2.0), ("eval", 1.0), ("checkpoint", 0.25)):
         with meter.spent(what):
             clock.now += seconds
     clock.now += 0.25
-    return meter.metrics(tokens=4000)
+    return meter.metrics(tokens=4000, flops=4e9)
 
 
 def test_the_time_of_an_iteration_is_accounted_for():
@@ -42,10 +42,10 @@ def test_mfu_is_the_share_of_the_peak_and_absent_where_none_is_known():
 
 def test_a_step_does_not_pay_for_the_one_before():
     clock = Clock()
-    meter = Meter(1.0, None, clock)
+    meter = Meter(None, clock)
     with meter.spent("step"):
         clock.now += 1
-    meter.metrics(10)
+    meter.metrics(10, 1.0)
     with meter.spent("step"):
         clock.now += 2
-    assert meter.metrics(10)["throughput/iteration_seconds"] == pytest.approx(2)
+    assert meter.metrics(10, 1.0)["throughput/iteration_seconds"] == pytest.approx(2)

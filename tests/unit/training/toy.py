@@ -14,10 +14,19 @@ from marin_dagster.training.step import State
 VOCAB = 12
 
 
+class Costs:
+    """What the loop asks of a configuration."""
+
+    def flops_per_token(self, vocab_size: int, seq_len: int) -> float:
+        return 6.0 * vocab_size
+
+
 class Table(eqx.Module):
     """Predicts the next token from the last one alone."""
 
     table: jax.Array
+    config: Costs = eqx.field(static=True, default=Costs())
+    vocab_size: int = eqx.field(static=True, default=VOCAB)
 
 
 def new_model() -> Table:

@@ -28,7 +28,7 @@ VOCAB, ROWS = 30, 4
 GOLDEN = Path(__file__).parents[2] / "golden" / "losses.json"
 RUN = Run(
     optimizer=AdamW(learning_rate=1e-2, schedule=WarmupStableDecay(warmup_steps=2, decay_steps=4)),
-    num_steps=10,
+    num_steps=20,
     z_loss_weight=1e-4,
     steps_per_checkpoint=4,
 )
@@ -98,9 +98,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one(uninterrupted, tmp_path):
         run(tmp_path, CountingRows(dies_at=6))
     model, history = run(tmp_path)
     assert eqx.tree_equal(model, uninterrupted[0])
-    assert [row["step"] for row in history] == list(range(1, 11))
-    assert [row["attempt"] for row in history] == [1] * 4 + [2] * 6
-    assert [row["mixture/stage"] for row in history] == [0] * 5 + [1] * 5
+    assert [row["step"] for row in history] == list(range(1, 21))
+    assert [row["attempt"] for row in history] == [1] * 4 + [2] * 16
+    assert [row["mixture/stage"] for row in history] == [step // 5 for step in range(20)]
     for row, want in zip(history, uninterrupted[1], strict=True):
         assert row["train/loss"] == want["train/loss"]
         assert row["train/learning_rate"] == want["train/learning_rate"]

@@ -91,7 +91,7 @@ def _scan(
     period: int,
     x: Array,
     segment_ids: Array,
-    keys: PRNGKeyArray | None,
+    keys: Array | None,
     remat: bool,
 ):
     """Scans over whole periods; returns the statistics stacked over all layers, in a list."""

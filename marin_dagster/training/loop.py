@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import jax
@@ -34,6 +34,7 @@ from marin_dagster.training.metrics import Row, read_metrics
 from marin_dagster.training.optimizer import OptimizerConfig
 from marin_dagster.training.preemption import Preemption
 from marin_dagster.training.prefetch import Batches, Prefetch
+from marin_dagster.training.preflight import check_memory
 from marin_dagster.training.recovery import KeepEvery, Recovery, Standing, is_permanent
 from marin_dagster.training.router_metrics import to_numbers
 from marin_dagster.training.step import State, initial_state, make_step
@@ -63,7 +64,7 @@ class Run:
     optimizer: OptimizerConfig
     num_steps: int
     z_loss_weight: float = 0.0
-    balance: Balance = Balance()  # noqa: RUF009 (a frozen value)
+    balance: Balance = field(default_factory=Balance)
     steps_per_eval: int | None = None  # None: at the end only
     steps_per_checkpoint: int | None = None  # temporary resume points; None: not by steps
     minutes_per_checkpoint: float | None = None  # the same by the clock
@@ -226,7 +227,10 @@ class _Loop:
         watch = self.watchdog.step(done) if shape in self.compiled else None
         with self.preemption.busy():
             with watch or self.watchdog.during(f"compiling step {done}"), self.meter.spent("step"):
-                self.state, arrays = self.step_fn(self.state, global_batch(batch, self.mesh))
+                rows = global_batch(batch, self.mesh)
+                if shape not in self.compiled:
+                    self._check_memory(rows)
+                self.state, arrays = self.step_fn(self.state, rows)
                 metrics = to_numbers(arrays, with_load=done % LOAD_STEPS == 0)
             tokens = int(batch["tokens"].size)
             model = self.state.model
@@ -242,6 +246,10 @@ class _Loop:
             self.timeline.row(done, metrics)
         self.compiled.add(shape)
         self._report(metrics)
+
+    def _check_memory(self, rows: Mapping[str, Any]) -> None:
+        where, devices = self.ctx.recipe.address, self.ctx.placement.devices
+        check_memory(self.step_fn, self.state, rows, devices, self.mesh, self.ctx.log, where)
 
     def _report(self, metrics: Mapping[str, float]) -> None:
         done = self.step

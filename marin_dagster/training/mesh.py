@@ -57,8 +57,13 @@ def make_mesh(text: str) -> Mesh | None:
 
 @contextlib.contextmanager
 def on_mesh(mesh: Mesh | None, devices: Devices = Devices()) -> Iterator[None]:  # noqa: B008
-    """Makes a mesh the ambient one: models and losses divide their work over it, as told."""
-    how = Execution(scan=devices.scan_layers, remat=devices.remat == "block")
+    """Makes a mesh the ambient one: models and losses divide their work over it, as told.
+
+    Layers that are computed again are scanned: unrolled, XLA finds that it has computed them
+    before, and keeps all that was to be forgotten.
+    """
+    remat = devices.remat == "block"
+    how = Execution(scan=devices.scan_layers or remat, remat=remat)
     with contextlib.ExitStack() as stack:
         stack.enter_context(execution(how))
         stack.enter_context(exchange(devices.exchange))

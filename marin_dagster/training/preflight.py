@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Var
 from jaxtyping import PRNGKeyArray
 
 from marin_dagster.memory import available_memory
@@ -18,6 +19,7 @@ from marin_dagster.models.language_model import LanguageModel
 from marin_dagster.models.sharding import ROWS, parameter_spec, split_axes
 from marin_dagster.recipe import Devices, StageError
 from marin_dagster.training.loss import chunk_tokens
+from marin_dagster.training.step import Step
 
 GIB = 2**30
 
@@ -75,6 +77,28 @@ def estimate(
     )
 
 
+def check_memory(
+    step: Step,
+    state: Any,
+    batch: Mapping[str, Any],
+    devices: Devices,
+    mesh: Any,
+    log: Callable[[str], None],
+    where: str,
+) -> None:
+    """Logs what a step will need, refuses what cannot fit, and logs what XLA makes of it."""
+    shape = {} if mesh is None else mesh.shape
+    found = estimate(state, *batch["tokens"].shape, devices, shape)
+    log(f"memory of one device, estimated:\n{found.table()}")
+    refuse_what_cannot_fit(found, device_limit(), where)
+    peak = step.peak_bytes(state, batch)
+    if peak is not None:
+        log(
+            f"memory of one device, compiled: {peak / GIB:.3f} GiB, "
+            f"{peak / found.total:.2f} times the estimate"
+        )
+
+
 def refuse_what_cannot_fit(found: Estimate, limit: int | None, where: str) -> None:
     """Raises StageError("bad_input") with ways out when the estimate is beyond the limit."""
     if limit is None or found.total <= limit:
@@ -110,15 +134,6 @@ def device_limit() -> int | None:
         return stats["bytes_limit"] - stats.get("bytes_in_use", 0)
     available = available_memory()
     return None if available is None else available // jax.local_device_count()
-
-
-def compiled_peak(compiled: Any) -> int | None:
-    """Bytes that XLA reserves on one device for a compiled step, if the backend says so."""
-    found = compiled.memory_analysis()
-    if found is None:
-        return None
-    sizes = found.argument_size_in_bytes + found.output_size_in_bytes - found.alias_size_in_bytes
-    return int(sizes + found.temp_size_in_bytes)
 
 
 def _bytes(tree: Any, mesh_shape: Mapping[str, int]) -> int:
@@ -165,5 +180,5 @@ def _kept(layer: Callable[..., Any], x: Any, segments: Any, key: PRNGKeyArray | 
 
     jaxpr = jax.make_jaxpr(forth)(params, x, segments, key).jaxpr
     inputs = set(jaxpr.invars)
-    kept = {var for var in jaxpr.outvars[1:] if hasattr(var, "count") and var not in inputs}
+    kept = {var for var in jaxpr.outvars[1:] if isinstance(var, Var) and var not in inputs}
     return sum(math.prod(var.aval.shape) * var.aval.dtype.itemsize for var in kept)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from marin_dagster.kinds import Checkpoint, TokenCache, Tokenizer
@@ -40,7 +40,7 @@ class Pretrain(Checkpoint):
     stages: tuple[Stage, ...] = ()  # mixtures that follow `data`
     validation: tuple[TokenCache, ...] = ()
     z_loss_weight: float = 1e-4
-    balance: Balance = Balance()  # noqa: RUF009 (a frozen value)
+    balance: Balance = field(default_factory=Balance)
     steps_per_eval: int | None = None
     steps_per_checkpoint: int | None = 100  # resume points, of which the last two are kept
     minutes_per_checkpoint: float | None = 15.0  # the same by the clock

@@ -74,8 +74,8 @@ def make_step(
     *,
     recovery: Recovery | None = None,
     micro_batches: int = 1,
-) -> Callable[[State, Arrays], tuple[State, dict[str, Array]]]:
-    """Compiles `step(state, batch) -> (state, metrics)`; it reuses the memory of its state.
+) -> "Step":
+    """Makes the compiled `step(state, batch) -> (state, metrics)`; it reuses its state's memory.
 
     The batch is read in `micro_batches` parts, which saves memory and changes no number. A step
     that `recovery` skips returns the model and the optimizer that it was given.
@@ -114,7 +114,24 @@ def make_step(
             metrics["optim/norm_drift"] = drift
         return constrain_state(new), metrics
 
-    return lambda state, batch: step(batch, state)
+    return Step(step)
+
+
+class Step(NamedTuple):
+    """A training step, compiled for the shapes of its first call."""
+
+    compiled: Any  # batch and state, in that order: all but the first are donated
+
+    def __call__(self, state: State, batch: Arrays) -> tuple[State, dict[str, Array]]:
+        return self.compiled(batch, state)
+
+    def peak_bytes(self, state: State, batch: Arrays) -> int | None:
+        """Bytes that XLA reserves on one device for this step, if the backend says so."""
+        found = self.compiled.lower(batch, state).compile().compiled.memory_analysis()
+        if found is None:
+            return None
+        held = found.argument_size_in_bytes + found.output_size_in_bytes
+        return int(held - found.alias_size_in_bytes + found.temp_size_in_bytes)
 
 
 class _Losses(NamedTuple):

@@ -12,10 +12,11 @@ import pytest
 
 from marin_dagster.data.mixture import Batch
 from marin_dagster.kinds import Checkpoint
-from marin_dagster.models.router import router_bias
+from marin_dagster.models.router import router_bias, with_router_bias
 from marin_dagster.models.transformer import Transformer
 from marin_dagster.recipe import Placement, StageError
 from marin_dagster.training import loop, model_files, points
+from marin_dagster.training.balance import Balance
 from marin_dagster.training.loop import Run, train
 from marin_dagster.training.metrics import read_metrics
 from marin_dagster.training.optimizer import AdamW
@@ -153,3 +154,21 @@ def test_progress_is_reported_at_every_step(tmp_path):
     last = read_metrics(os.path.join(ctx.work, "metrics.jsonl"))[-1]
     assert ctx.metrics[-1] == {name: last[name] for name in loop.LIVE}
     assert {"train/loss", "train/grad_norm", "moe/dropped", "tokens"} <= set(loop.LIVE)
+
+
+def test_a_collapsed_layer_raises_an_alarm_although_the_others_are_balanced(tmp_path):
+    """Experts of one layer that are pushed to stay, and nothing that balances them."""
+    config = dataclasses.replace(TINY, num_experts=8, num_experts_per_token=2)
+    model = Transformer(config, VOCAB, jax.random.key(0))
+    pushed = np.zeros((2, 8), np.float32)
+    pushed[1, 0] = 5.0
+    ctx = context(tmp_path)
+    how = dataclasses.replace(
+        RUN, num_steps=55, steps_per_checkpoint=None, balance=Balance(quantile=False)
+    )
+    _, history, _ = train(ctx, with_router_bias(model, pushed), CountingRows(), {}, ROWS, how)
+    assert history[-1]["moe/max_load_ratio"] == pytest.approx(4.0)
+    alarms = [message for message in ctx.messages if message.startswith("alarm")]
+    assert len(alarms) == 1
+    assert "an expert took 4.0 fair shares" in alarms[0]
+    assert "up to step 50" in alarms[0]

@@ -24,7 +24,7 @@ def plain(hidden, head, targets, weights, z_loss_weight):
 
 
 def test_the_chunked_loss_equals_the_plain_one_in_value_and_gradient(monkeypatch):
-    monkeypatch.setattr(loss, "CHUNK", 7)
+    monkeypatch.setattr(loss, "chunk_tokens", lambda *_: 7)
     hidden, head, targets, weights = arguments()
     grad = jax.jit(jax.value_and_grad(plain, argnums=(0, 1)))
     want, want_grads = grad(hidden, head, targets, weights, 0.1)
@@ -54,3 +54,42 @@ def test_positions_without_weight_change_nothing():
     one = loss.token_loss(hidden, head, targets, weights).loss
     other = loss.token_loss(noise, head, (targets * weights).astype(int), weights).loss
     assert float(one) == pytest.approx(float(other), rel=1e-5)
+
+
+def test_a_large_vocabulary_takes_little_memory():
+    """The logits of all tokens would be 2 GiB for a model of a few megabytes."""
+    tokens, vocab, hidden_dim = 4096, 131_072, 64
+    shapes = [
+        jax.ShapeDtypeStruct((8, tokens // 8, hidden_dim), jnp.float32),
+        jax.ShapeDtypeStruct((hidden_dim, vocab), jnp.float32),
+        jax.ShapeDtypeStruct((8, tokens // 8), jnp.int32),
+        jax.ShapeDtypeStruct((8, tokens // 8), jnp.float32),
+    ]
+
+    def value(hidden, head, targets, weights):
+        return loss.token_loss(hidden, head, targets, weights, 1e-4).loss
+
+    compiled = jax.jit(jax.value_and_grad(value, argnums=(0, 1))).lower(*shapes).compile()
+    found = compiled.memory_analysis()
+    assert found is not None
+    assert found.temp_size_in_bytes < 0.1 * tokens * vocab * 4
+
+
+def test_chunks_are_small_for_large_vocabularies_and_large_for_wide_heads():
+    assert loss.chunk_tokens(8192, 256) == 1024
+    assert loss.chunk_tokens(131_072, 64) == 64
+    assert loss.chunk_tokens(131_072, 2048) == 1024
+
+
+def test_the_parts_of_a_batch_add_up_to_the_whole():
+    hidden, head, targets, weights = arguments()
+    whole = loss.token_loss(hidden, head, targets, weights, 0.1)
+    parts = [
+        loss.token_loss(
+            hidden[i : i + 1], head, targets[i : i + 1], weights[i : i + 1], 0.1, weights.sum()
+        )
+        for i in range(3)
+    ]
+    for name in whole._fields:
+        added = sum(float(getattr(part, name)) for part in parts)
+        assert added == pytest.approx(float(getattr(whole, name)), rel=1e-6)

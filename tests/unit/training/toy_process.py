@@ -69,6 +69,7 @@ def main(root: str, where: str) -> int:
         return {"eval/loss": 1.0}
 
     loop.make_step, loop.initial_state, loop.evaluate = make_step, toy.initial_state, evaluate
+    loop.check_memory = lambda *_: None
     if where == "hang":
         watchdog.LEAST_SECONDS, watchdog.TIMED, watchdog.STEPS = 1.0, 3, 1.0
     how = dataclasses.replace(RUN, num_steps=STEPS, steps_per_checkpoint=4, steps_per_eval=AT)

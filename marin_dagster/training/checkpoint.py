@@ -23,7 +23,7 @@ from jax.experimental import multihost_utils
 
 from marin_dagster.recipe import StageError
 from marin_dagster.training import points
-from marin_dagster.training.model_files import fill, named_arrays, refuse_misfit, to_host
+from marin_dagster.training.model_files import fill, named_arrays, refuse_misfit
 from marin_dagster.training.points import PERMANENT, TEMPORARY, Place
 
 KEPT = 2  # temporary points; the older one serves when the newest does not verify
@@ -94,17 +94,18 @@ class Saver:
             self.wait()
             place = Place.of(self.roots[-1 if permanent else 0], step, self.attempt)
             kind = PERMANENT if permanent else TEMPORARY
-            arrays = named_arrays(state)
-            shapes = {name: [str(leaf.dtype), list(leaf.shape)] for name, leaf in arrays.items()}
-            about = {"kind": kind, "lineage": list(self.lineage), "arrays": shapes}
-            copies = None
-            if jax.process_count() == 1:
-                copies = to_host(state)
+            arrays: Mapping[str, Any] = named_arrays(state)
+            copied = jax.process_count() == 1
+            if copied:
+                arrays = {name: np.array(leaf) for name, leaf in arrays.items()}
             else:
                 try:
                     self._start(place, arrays)
                 except WRITE_ERRORS as error:
                     raise self._failed(error) from error
+            shapes = {name: [str(leaf.dtype), list(leaf.shape)] for name, leaf in arrays.items()}
+            about = {"kind": kind, "lineage": list(self.lineage), "arrays": shapes}
+            copies = arrays if copied else None
             self._pending = self._pool.submit(self._commit, place, copies, dict(facts), about)
 
     def check(self) -> None:

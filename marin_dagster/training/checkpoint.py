@@ -94,10 +94,9 @@ class Saver:
             self.wait()
             place = Place.of(self.roots[-1 if permanent else 0], step, self.attempt)
             kind = PERMANENT if permanent else TEMPORARY
-            arrays: Mapping[str, Any] = named_arrays(state)
-            copied = jax.process_count() == 1
-            if copied:
-                arrays = {name: np.array(leaf) for name, leaf in arrays.items()}
+            arrays, copies = named_arrays(state), None
+            if jax.process_count() == 1:
+                copies = {name: np.array(leaf) for name, leaf in arrays.items()}
             else:
                 try:
                     self._start(place, arrays)
@@ -105,7 +104,6 @@ class Saver:
                     raise self._failed(error) from error
             shapes = {name: [str(leaf.dtype), list(leaf.shape)] for name, leaf in arrays.items()}
             about = {"kind": kind, "lineage": list(self.lineage), "arrays": shapes}
-            copies = arrays if copied else None
             self._pending = self._pool.submit(self._commit, place, copies, dict(facts), about)
 
     def check(self) -> None:

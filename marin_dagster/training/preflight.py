@@ -88,7 +88,8 @@ def check_memory(
 ) -> None:
     """Logs what a step will need, refuses what cannot fit, and logs what XLA makes of it."""
     shape = {} if mesh is None else mesh.shape
-    found = estimate(state, *batch["tokens"].shape, devices, shape)
+    rows, seq_len = batch["tokens"].shape
+    found = estimate(state, rows, seq_len, devices, shape)
     log(f"memory of one device, estimated:\n{found.table()}")
     refuse_what_cannot_fit(found, device_limit(), where)
     peak = step.peak_bytes(state, batch)
@@ -181,4 +182,5 @@ def _kept(layer: Callable[..., Any], x: Any, segments: Any, key: PRNGKeyArray | 
     jaxpr = jax.make_jaxpr(forth)(params, x, segments, key).jaxpr
     inputs = set(jaxpr.invars)
     kept = {var for var in jaxpr.outvars[1:] if isinstance(var, Var) and var not in inputs}
-    return sum(math.prod(var.aval.shape) * var.aval.dtype.itemsize for var in kept)
+    arrays: list[Any] = [var.aval for var in kept]
+    return sum(math.prod(array.shape) * array.dtype.itemsize for array in arrays)

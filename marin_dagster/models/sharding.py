@@ -13,7 +13,7 @@ import jax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array
 
-AXES = ("replica", "data", "expert", "context", "tensor")
+AXES: tuple[str, ...] = ("replica", "data", "expert", "context", "tensor")
 ROWS = ("replica", "data", "expert")  # the axes that a batch's rows are divided over
 
 Names = str | tuple[str, ...] | None

@@ -8,7 +8,6 @@ from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -120,8 +119,6 @@ def _refuse_uneven(rows: int, seq_len: int, shape: Mapping[str, int]) -> None:
 def _place(array: Any, sharding: NamedSharding) -> jax.Array:
     """Makes a global array of values that every process has, each placing its own parts."""
     if isinstance(array, jax.Array) and not array.is_fully_addressable:
-        return jax.device_put(array, sharding)
-    if isinstance(array, jax.Array) and jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
         return jax.device_put(array, sharding)
     host = np.asarray(array)
     return jax.make_array_from_callback(host.shape, sharding, lambda index: host[index])

@@ -62,16 +62,18 @@ def estimate(
     chunk = min(chunk_tokens(vocab, hidden_dim), local_tokens)
     inputs = rows * seq_len * hidden_dim * width
     kept = [int(share * size) for size in _kept_by_layers(model, rows, seq_len)]
+    logits = 2 * chunk * vocab * 4
     saved = sum(kept)
-    if devices.remat == "block":
-        saved = int(share * inputs) * len(kept) + max(kept, default=0)
+    if devices.remat == "block":  # one layer at a time is computed again, when logits are gone
+        saved, again = int(share * inputs) * len(kept), max(kept, default=0)
+        saved, logits = (saved + again, 0) if again > logits else (saved, logits)
     return Estimate(
         {
             "parameters": parameters,
             "gradients": parameters * (2 if devices.micro_batches > 1 else 1),
             "optimizer state": _bytes(state.optimizer, mesh_shape),
             "activations": saved,
-            "logits of a chunk": 2 * chunk * vocab * 4,
+            "logits of a chunk": logits,
             "batch": 4 * 4 * local_tokens + 2 * int(share * inputs),
         }
     )

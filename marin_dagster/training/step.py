@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from marin_dagster.models.language_model import LanguageModel
 from marin_dagster.models.moe import MoE
 from marin_dagster.models.router import (
+    Model,
     Router,
     load_balance,
     parts,
@@ -202,7 +203,7 @@ class _Losses(NamedTuple):
         return total
 
 
-def balanced(model: LanguageModel, sums: Sums) -> LanguageModel:
+def balanced(model: Model, sums: Sums) -> Model:
     """Returns the model with the router biases that would have balanced the counted tokens."""
     routers = parts(model, Router)
     if not routers:

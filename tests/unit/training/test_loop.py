@@ -160,13 +160,12 @@ def test_a_collapsed_layer_raises_an_alarm_although_the_others_are_balanced(tmp_
     """Experts of one layer that are pushed to stay, and nothing that balances them."""
     config = dataclasses.replace(TINY, num_experts=8, num_experts_per_token=2)
     model = Transformer(config, VOCAB, jax.random.key(0))
-    pushed = np.zeros((2, 8), np.float32)
-    pushed[1, 0] = 5.0
+    pushed = with_router_bias(model, jax.numpy.zeros((2, 8)).at[1, 0].set(5.0))
     ctx = context(tmp_path)
     how = dataclasses.replace(
         RUN, num_steps=55, steps_per_checkpoint=None, balance=Balance(quantile=False)
     )
-    _, history, _ = train(ctx, with_router_bias(model, pushed), CountingRows(), {}, ROWS, how)
+    _, history, _ = train(ctx, pushed, CountingRows(), {}, ROWS, how)
     assert history[-1]["moe/max_load_ratio"] == pytest.approx(4.0)
     alarms = [message for message in ctx.messages if message.startswith("alarm")]
     assert len(alarms) == 1

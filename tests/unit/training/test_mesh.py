@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
@@ -14,7 +15,7 @@ from marin_dagster.training.mesh import mesh_shape
 
 TOLERANCE = 1e-5
 ALONE = ("replica=4", "data=8", "tensor=2", "context=4")
-TOGETHER = ("expert=4", "expert=4@ring", "expert=2,context=2,tensor=2")
+TOGETHER = ("expert=4", "expert=4@ring", "expert=4@ragged", "expert=2,context=2,tensor=2")
 
 
 def start(meshes: tuple[str, ...], devices: int, *arguments: int) -> subprocess.Popen:
@@ -51,6 +52,13 @@ def test_a_sharded_step_has_the_losses_and_gradients_of_one_device():
         assert set(found["worst"]) == set(meshes)
         for mesh, (error, name) in found["worst"].items():
             assert error < TOLERANCE, (mesh, name)
+
+
+def test_what_a_sender_cannot_send_is_counted_and_changes_the_rest_of_the_step_a_little():
+    found = finish(start(("expert=4@senders",), 4))
+    assert 0 < found["sent"]["expert=4@senders"] < 100
+    assert found["worst"]["expert=4@senders"][0] > 1e-4
+    assert np.isfinite(found["worst"]["expert=4@senders"][0])
 
 
 def test_two_processes_have_the_losses_and_gradients_of_one_device():

@@ -24,7 +24,7 @@ def start(root: Path, where: str) -> subprocess.Popen:
 
 
 def end(process: subprocess.Popen) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     return process.returncode, out, err
 
 

@@ -77,10 +77,10 @@ def test_one_told_process_makes_both_save_after_the_same_step(tmp_path):
             pass
         assert line, process.communicate()[1]
     both[1].send_signal(signal.SIGTERM)
-    ended = [process.communicate(timeout=60)[0].splitlines()[-1] for process in both]
+    ended = [process.communicate(timeout=300)[0].splitlines()[-1] for process in both]
     assert ended[0] == ended[1]
     reason, step = ended[0].split()
     assert reason == "preempted"
     assert [place.step for place in points.places([str(tmp_path)])] == [int(step)]
-    again = [process.communicate(timeout=60) for process in start(tmp_path)]
+    again = [process.communicate(timeout=300) for process in start(tmp_path)]
     assert [out.splitlines()[-1] for out, _ in again] == [f"restored {step}"] * 2, again

@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+LONGEST_FIRST := tests/e2e tests/browser tests/integration tests/export tests/unit
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 
 .PHONY: quickstart check install install-dev lint test soak clean
@@ -33,9 +34,8 @@ lint:
 	$(BIN)/lint-imports
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-test:
-	$(BIN)/python -m pytest tests/unit tests/integration tests/export tests/browser -n 3 --dist loadfile -m 'not slow'
-	$(BIN)/python -m pytest tests/e2e -m 'not slow'
+test:  # the longest first
+	$(BIN)/python -m pytest $(LONGEST_FIRST) -n 3 --dist loadfile --no-loadscope-reorder -m 'not slow'
 
 soak:  # what takes too long for every change, and 60 kills at random points
 	$(BIN)/python -m pytest tests -m slow

@@ -74,6 +74,8 @@ def stage_asset(
             workers=executor.processes(),
             wandb_mode=tracker.mode(),
             hub_token=hub.token(),
+            checkpoint_roots=launcher.checkpoint_roots(),
+            grace_seconds=launcher.grace_seconds,
             devices=launcher.devices(),
         )
         try:

@@ -22,7 +22,8 @@ class Environment:
     region: str | None  # MARIN_REGION: where this machine computes
     cross_region: bool  # MARIN_CROSS_REGION: allow
     container_image: str | None  # MARIN_CONTAINER_IMAGE
-    placement: Placement  # MARIN_WORKERS, HF_TOKEN, WANDB_MODE, and those of its devices
+    # MARIN_WORKERS, HF_TOKEN, WANDB_MODE, MARIN_CHECKPOINT_ROOTS, and those of its devices
+    placement: Placement
     webserver: str  # MARIN_DAGSTER_URL: where `dagster dev` is reached
     timeout_seconds: float | None  # MARIN_TIMEOUT_SECONDS: wall time of a worker
     hang_seconds: float | None  # MARIN_HANG_SECONDS: longest silence of a worker
@@ -52,6 +53,7 @@ def read_environment() -> Environment:
             workers=_positive("MARIN_WORKERS", default=os.cpu_count() or 1),
             hub_token=os.environ.get("HF_TOKEN") or None,
             wandb_mode=_wandb_mode(),
+            checkpoint_roots=_folders("MARIN_CHECKPOINT_ROOTS"),
             devices=_devices(),
         ),
         webserver=os.environ.get("MARIN_DAGSTER_URL") or DEFAULT_WEBSERVER,
@@ -111,6 +113,18 @@ def _positive(name: str, default: int) -> int:
     if not (text.isascii() and text.isdigit()) or int(text) < 1:
         raise ValueError(f"{name}={text!r} is not a positive whole number")
     return int(text)
+
+
+def _folders(name: str) -> tuple[str, ...]:
+    """Absolute folders, separated as in PATH."""
+    folders = tuple(filter(None, (os.environ.get(name) or "").split(os.pathsep)))
+    for folder in folders:
+        if not os.path.isabs(folder):
+            raise ValueError(
+                f"{name} has {folder!r}, which is not an absolute path; name folders as in PATH, "
+                f"separated by {os.pathsep!r}, and mount a bucket before"
+            )
+    return folders
 
 
 def _seconds(name: str) -> float | None:

@@ -9,7 +9,8 @@ from typing import Any
 from marin_dagster.recipe import REASONS, StageError
 
 MESSAGE_CHARACTERS = 2_000
-PREEMPTED_EXITS = (75, 128 + signal.SIGTERM)  # EX_TEMPFAIL; what a shell calls SIGTERM
+PREEMPTED_EXIT, STALLED_EXIT = 75, 124  # EX_TEMPFAIL; what timeout(1) returns
+PREEMPTED_EXITS = (PREEMPTED_EXIT, 128 + signal.SIGTERM)  # the second is what a shell calls it
 XLA_ERRORS = ("XlaRuntimeError", "JaxRuntimeError")
 
 
@@ -49,7 +50,7 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, Terminated):
         return "preempted"
     if isinstance(error, SystemExit):
-        return "preempted" if error.code in PREEMPTED_EXITS else "error"
+        return _reason_of_code(error.code)
     if isinstance(error, Exception):
         return "error"
     return "user_cancel"  # KeyboardInterrupt, or the way in which an orchestrator cancels
@@ -83,13 +84,24 @@ def judge_exit(code: int, *, oom_kills: int) -> tuple[str, dict[str, Any]]:
     SIGKILL counts as `oom` only when the kernel counted `oom_kills` while the process ran.
     """
     if code >= 0:
-        return ("preempted" if code in PREEMPTED_EXITS else "error"), {"exit_code": code}
+        return _reason_of_code(code), {"exit_code": code}
     evidence: dict[str, Any] = {"signal": signal.Signals(-code).name, "exit_code": 128 - code}
     if -code == signal.SIGTERM:
         return "preempted", evidence
     if -code == signal.SIGKILL and oom_kills > 0:
         return "oom", {**evidence, "oom_kills": oom_kills}
     return "killed", evidence
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit status by which a worker tells a scheduler how it ended: 0 only when it is done."""
+    return {"preempted": PREEMPTED_EXIT, "hang": STALLED_EXIT}.get(reason_of(error), 1)
+
+
+def _reason_of_code(code: object) -> str:
+    if code == STALLED_EXIT:
+        return "hang"
+    return "preempted" if code in PREEMPTED_EXITS else "error"
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

@@ -99,7 +99,11 @@ class Devices:
     scan_layers: bool = False  # compile equal layers once, for a copy of their weights
 
     def __post_init__(self) -> None:
-        for name, values in (("exchange", ("all_to_all", "ring")), ("remat", ("none", "block"))):
+        choices = {
+            "exchange": ("all_to_all", "ring"),
+            "remat": ("none", "block"),
+        }
+        for name, values in choices.items():
             if getattr(self, name) not in values:
                 raise ValueError(
                     f"{name}={getattr(self, name)!r} is not one of {', '.join(values)}"
@@ -117,6 +121,8 @@ class Placement:
     workers: int = 2  # processes of a data stage
     hub_token: str | None = field(default=None, repr=False)
     wandb_mode: str = "offline"  # offline | online | disabled
+    checkpoint_roots: tuple[str, ...] = ()  # folders for resume points, beside the work folder
+    grace_seconds: float = 8.0  # between the notice that a process must end and its end
     devices: Devices = Devices()
 
 

@@ -51,11 +51,12 @@ def human_seconds(seconds: float) -> str:
 
 
 def human_number(amount: float) -> str:
+    size = amount
     for suffix in ("", "k", "M", "G", "T", "P", "E"):
-        if abs(amount) < 1000 or suffix == "E":
-            return f"{amount:.3g}{suffix}"
-        amount /= 1000
-    raise AssertionError("unreachable")
+        if abs(size) < 1000:
+            return f"{size:.3g}{suffix}"
+        size /= 1000
+    return f"{amount:.3g}".replace("e+", "e")
 
 
 def human_bytes(amount: float) -> str:

@@ -35,13 +35,19 @@ def _install_toys() -> None:
 
 # The tests compile many small programs and run each briefly.
 os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(ROOT / ".pytest_cache" / "jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 _install_toys()
+CHECKED = ("guard", "hyperball", "loss", "sampling", "step")
 # Shapes and types in signatures are checked at every call.
 install_import_hook(
     [
         "marin_dagster.models",
-        *(f"marin_dagster.training.{n}" for n in ("loss", "step", "sampling")),
+        *(
+            f"marin_dagster.training.{n}"
+            for n in ("guard", "hyperball", "loss", "step", "sampling")
+        ),
     ],
     "beartype.beartype",
 )

@@ -16,7 +16,7 @@ import zstandard
 
 from marin_dagster.recipe import StageError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 META_FILE, TOKENS_FILE, OFFSETS_FILE = "cache.json", "tokens.bin", "offsets.bin"
 WEIGHTS_FILE, PROVENANCE_FILE = "weights.bin", "provenance.jsonl.zst"
 WEIGHT_TYPE = np.dtype("<f2")
@@ -29,6 +29,7 @@ _KEYS = {
     "eos_id": int,
     "pad_id": int,
     "tokenizer": str,
+    "digest": str,
     "packing": str,
     "num_documents": int,
     "num_tokens": int,
@@ -177,6 +178,7 @@ class TokenCacheWriter:
             "num_documents": self.num_documents,
             "num_tokens": self.num_tokens,
             "text_bytes": self._text_bytes,
+            "digest": xxhash.xxh3_128_hexdigest(np.asarray(self._digests, "<u8").tobytes()),
         }
         with open(os.path.join(self._out, META_FILE), "w", encoding="utf-8") as file:
             json.dump(self._meta, file, indent=1)

@@ -18,8 +18,8 @@ from marin_dagster.evaluation.language_model import JaxLanguageModel
 from marin_dagster.evaluation.tasks import TaskFile, choose_examples, find_tasks, load_tasks
 from marin_dagster.posttraining.chat import CHAT_TEMPLATE
 from marin_dagster.recipe import Context, Counts, StageError, Summary
-from marin_dagster.training.checkpoint import load_model, read_config
 from marin_dagster.training.evaluate import evaluate as held_out_losses
+from marin_dagster.training.model_files import load_model, read_config
 
 BOOTSTRAPS = 1_000  # resamples for the standard errors that have no formula
 CONFIDENCE_95 = 1.96  # standard errors

@@ -9,8 +9,9 @@ from marin_dagster.recipe import Context, Summary
 
 @dataclass(frozen=True, kw_only=True)
 class ExportHuggingFace(HuggingFaceModel):
-    """Writes weights, configuration, tokenizer and chat template as a `Dots1ForCausalLM`.
+    """Writes weights, configuration, tokenizer and chat template for `transformers`.
 
+    A model of a `MoEConfig` is a `Dots1ForCausalLM`, one of a `DenseConfig` a `LlamaForCausalLM`.
     Where the extra `export` is installed, `transformers` loads the folder again and its logits are
     compared with ours; where it is not, the summary says so.
     """

@@ -55,7 +55,7 @@ def compare_with_transformers(
         raise StageError(
             "error",
             f"logits of the export differ by {difference:g} from the checkpoint's, more than "
-            f"{TOLERANCE:g}; the mapping to Dots1ForCausalLM is wrong",
+            f"{TOLERANCE:g}; the mapping to {type(loaded).__name__} is wrong",
         )
     return {"logits_max_difference": difference, "transformers": transformers.__version__}
 

@@ -23,7 +23,7 @@ from marin_dagster.models.config import MoEConfig
 from marin_dagster.openness.report import ExperimentReport
 from marin_dagster.posttraining.sft import SupervisedFineTune
 from marin_dagster.recipe import Recipe
-from marin_dagster.training.optimizer import OptimizerConfig
+from marin_dagster.training.optimizer import AdamW
 from marin_dagster.training.pretrain import Pretrain
 from marin_dagster.training.schedule import WarmupStableDecay
 
@@ -128,7 +128,7 @@ def pretrained(
         data=((train, 1.0),),
         validation=(heldout,),
         model=MODEL,
-        optimizer=OptimizerConfig(
+        optimizer=AdamW(
             learning_rate=6e-3, schedule=WarmupStableDecay(warmup_steps=20, decay_steps=60)
         ),
         num_steps=120,
@@ -158,7 +158,7 @@ def fine_tuned(
         checkpoint=checkpoint,
         tokenizer=tokenizer,
         conversations=chats,
-        optimizer=OptimizerConfig(
+        optimizer=AdamW(
             learning_rate=4e-3, schedule=WarmupStableDecay(warmup_steps=5, decay_steps=40)
         ),
         num_steps=60,

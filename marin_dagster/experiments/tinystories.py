@@ -17,7 +17,7 @@ from marin_dagster.experiments.quickstart import MODEL, fine_tuned
 from marin_dagster.kinds import Documents
 from marin_dagster.openness.report import ExperimentReport
 from marin_dagster.recipe import Recipe
-from marin_dagster.training.optimizer import OptimizerConfig
+from marin_dagster.training.optimizer import AdamW
 from marin_dagster.training.pretrain import Pretrain
 from marin_dagster.training.schedule import WarmupStableDecay
 
@@ -63,7 +63,7 @@ def road(
         data=((TokenizeDocuments(**base, **split, split="train"), 1.0),),
         validation=(heldout,),
         model=MODEL,
-        optimizer=OptimizerConfig(
+        optimizer=AdamW(
             learning_rate=3e-3,
             schedule=WarmupStableDecay(warmup_steps=20, decay_steps=num_steps // 3),
         ),

@@ -15,17 +15,19 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
 from dagster_pipes import PipesContext, open_dagster_pipes
 
 from marin_dagster.context import BuildContext
-from marin_dagster.failure import evidence_of, message_of, reason_of
+from marin_dagster.failure import evidence_of, exit_code_of, message_of, reason_of
 from marin_dagster.process import die_with_parent
 from marin_dagster.recipe import Placement, Recipe, StageError, Summary
 from marin_dagster.record import Record, plain_summary
 from marin_dagster.store import Store
+from marin_dagster.termination import termination
 
 PROGRESS_SECONDS = 0.5  # at most one progress message in this time
 CUT_SECONDS = 60.0  # how long the last messages wait for a transport that is cut
@@ -64,13 +66,15 @@ class Sender:
             with contextlib.suppress(OSError):
                 self._flush()
 
+    def fail(self, reason: str, message: str, evidence: Mapping[str, Any]) -> None:
+        self.send("failure", reason=reason, message=message, evidence=dict(evidence))
+
     def __enter__(self) -> "Sender":
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
-            reason, evidence = reason_of(error), evidence_of(error)
-            self.send("failure", reason=reason, message=message_of(error), evidence=evidence)
+            self.fail(reason_of(error), message_of(error), evidence_of(error))
         deadline = time.monotonic() + CUT_SECONDS
         while self._waiting and time.monotonic() < deadline:
             time.sleep(PROGRESS_SECONDS)
@@ -143,16 +147,24 @@ class WorkerContext:
         return self._inputs[recipe.address]
 
 
-def main() -> None:
-    """Builds the one recipe that Pipes names; ends well only if a summary was sent."""
+def main() -> int:
+    """Builds the one recipe that Pipes names; ends well only if a summary was sent.
+
+    Returns the exit status: 0 done, 75 preempted, 124 stalled, 1 for other failures.
+    """
     die_with_parent()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    with open_dagster_pipes() as pipes, Sender(pipes) as sender:
-        job = pickle.loads(base64.b64decode(pipes.extras["marin"]))
-        context = WorkerContext(**job, sender=sender)
-        summary = context.recipe.build(context)
-        sender.send("summary", summary=summary_body(context.recipe, summary))
+    try:
+        with open_dagster_pipes() as pipes, Sender(pipes) as sender:
+            termination.listen(sender.fail)
+            job = pickle.loads(base64.b64decode(pipes.extras["marin"]))
+            context = WorkerContext(**job, sender=sender)
+            summary = context.recipe.build(context)
+            sender.send("summary", summary=summary_body(context.recipe, summary))
+    except StageError as error:
+        traceback.print_exc()
+        return exit_code_of(error)
+    return 0
 
 
 def summary_body(recipe: Recipe, summary: Summary) -> dict[str, Any]:
@@ -162,4 +174,4 @@ def summary_body(recipe: Recipe, summary: Summary) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -5,7 +5,7 @@ Shapes: B batch, S sequence, T keys, Q queries of one chunk, H heads, N key head
 
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -48,13 +48,7 @@ def attend(
     mask: Bool[Array, "B Q T"],
 ) -> Float[Array, "B Q HC"]:
     """softmax(q·k/√C)·v where `mask` allows, in float32; H/N query heads share a key head."""
-    batch, num_queries, num_heads, head_dim = queries.shape
-    grouped = queries.reshape(batch, num_queries, keys.shape[2], -1, head_dim)
-    scores = jnp.einsum("bqngc,bsnc->bngqs", grouped, keys, preferred_element_type=jnp.float32)
-    scores = jnp.where(mask[:, None, None], scores / math.sqrt(head_dim), -1e30)
-    weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
-    mixed = jnp.einsum("bngqs,bsnc->bqngc", weights, values)
-    return mixed.reshape(batch, num_queries, num_heads * head_dim)
+    return _rows(_mix(*_heads(queries, keys, values), mask))
 
 
 def visible(
@@ -69,6 +63,7 @@ def _short(queries, keys, values, segment_ids, window: int | None) -> Array:
     """Chunks of queries against the keys that they see; keeps the scores for the way back."""
     seq_len = queries.shape[1]
     positions = jnp.arange(seq_len)
+    queries, keys, values = _heads(queries, keys, values)
     chunks = []
     for start in range(0, seq_len, QUERY_CHUNK):
         end = min(start + QUERY_CHUNK, seq_len)
@@ -76,8 +71,56 @@ def _short(queries, keys, values, segment_ids, window: int | None) -> Array:
         seen = slice(first, end)
         mask = visible(positions[start:end], positions[seen], window)
         same = segment_ids[:, start:end, None] == segment_ids[:, None, seen]
-        chunks.append(attend(queries[:, start:end], keys[:, seen], values[:, seen], mask & same))
-    return jnp.concatenate(chunks, axis=1)
+        chunk = queries[:, :, :, start:end], keys[:, :, seen], values[:, :, seen]
+        chunks.append(_mix(*chunk, mask & same))
+    return _rows(jnp.concatenate(chunks, axis=3))
+
+
+def _heads(queries, keys, values) -> tuple[Array, Array, Array]:
+    """Puts heads before tokens, once for all matmuls; queries in G groups, B N G Q C."""
+    batch, num_queries, _, head_dim = queries.shape
+    grouped = queries.reshape(batch, num_queries, keys.shape[2], -1, head_dim)
+    return grouped.transpose(0, 2, 3, 1, 4), keys.swapaxes(1, 2), values.swapaxes(1, 2)
+
+
+def _rows(mixed: Array) -> Array:
+    """The other way round, with the heads side by side."""
+    by_token = mixed.transpose(0, 3, 1, 2, 4)
+    return by_token.reshape(*by_token.shape[:2], -1)
+
+
+@jax.custom_vjp
+def _mix(queries, keys, values, mask) -> Array:
+    return _mix_forward(queries, keys, values, mask)[0]
+
+
+def _mix_forward(queries, keys, values, mask) -> tuple[Array, Any]:
+    """Keeps the powers of the scores; their sum divides what they mix, which is smaller."""
+    scaled = queries / math.sqrt(queries.shape[-1])
+    scores = jnp.einsum("bngqc,bntc->bngqt", scaled, keys, preferred_element_type=jnp.float32)
+    scores = jnp.where(mask[:, None, None], scores, -1e30)
+    powers = jnp.exp(scores - scores.max(-1, keepdims=True))
+    total = powers.sum(-1, keepdims=True)
+    powers = powers.astype(values.dtype)
+    mixed = jnp.einsum("bngqt,bntc->bngqc", powers, values, preferred_element_type=jnp.float32)
+    mixed = (mixed / total).astype(values.dtype)
+    return mixed, (scaled, keys, values, powers, total, mixed)
+
+
+def _mix_backward(residuals, grad) -> tuple[Array, Array, Array, None]:
+    scaled, keys, values, powers, total, mixed = residuals
+    grad = grad / total
+    shift = jnp.sum(grad * mixed, axis=-1, keepdims=True)
+    grad = grad.astype(values.dtype)
+    grad_values = jnp.einsum("bngqt,bngqc->bntc", powers, grad)
+    grad_powers = jnp.einsum("bngqc,bntc->bngqt", grad, values, preferred_element_type=jnp.float32)
+    grad_scores = (powers * (grad_powers - shift)).astype(values.dtype)
+    grad_queries = jnp.einsum("bngqt,bntc->bngqc", grad_scores, keys)
+    grad_keys = jnp.einsum("bngqt,bngqc->bntc", grad_scores, scaled)
+    return grad_queries / math.sqrt(keys.shape[-1]), grad_keys, grad_values, None
+
+
+_mix.defvjp(_mix_forward, _mix_backward)
 
 
 def _long(queries, keys, values, segment_ids, window: int | None) -> Array:

@@ -45,7 +45,8 @@ def routed_experts(
     """
     mesh = ambient()
     if mesh is None:
-        out = grouped_experts(*_flat(x, weights, chosen), gate_up, down)
+        flat = _flat(x, weights, chosen)
+        out = grouped_experts(*flat, gate_up, down)
         return out.reshape(x.shape), jnp.zeros(())
     halves = gate_up.reshape(*gate_up.shape[:2], 2, -1)
     tokens = fitting((ROWS, "context", None), x.shape, mesh.shape)
@@ -80,9 +81,8 @@ def routed_experts(
 
 
 def _flat(x: Array, weights: Array, chosen: Array) -> tuple[Array, Array, Array]:
-    num_chosen = chosen.shape[-1]
-    rows = weights.reshape(-1, num_chosen), chosen.reshape(-1, num_chosen)
-    return x.reshape(-1, x.shape[-1]), rows[0], rows[1]
+    choices = (-1, chosen.shape[-1])
+    return x.reshape(-1, x.shape[-1]), weights.reshape(choices), chosen.reshape(choices)
 
 
 def _own(key: PRNGKeyArray, axes: tuple[str, ...]) -> PRNGKeyArray:

@@ -1,16 +1,29 @@
 """Turns tokens and their chosen experts into the weighted sum of the experts' outputs.
 
 Shapes: T tokens, D hidden, E experts, K experts per token, F expert dim, A assignments (T·K), P
-places (assignments padded to whole blocks), M blocks, I input dim, O output dim.
+places (assignments padded to whole blocks), M blocks, R rows of one block.
 """
 
-import functools
+from functools import reduce
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.lax import dynamic_index_in_dim as pick
+from jax.lax import dynamic_slice_in_dim as cut
+from jax.lax import dynamic_update_slice_in_dim as put
 from jaxtyping import Array, Float, Int
 
-MAX_BLOCK = 256  # assignments that share one gathered expert; larger blocks gain nothing on CPU
+MAX_BLOCK = 256  # rows of one expert that are multiplied at once; larger ones gain nothing on CPU
+
+
+class Layout(NamedTuple):
+    """Where the assignments lie: sorted by expert, each expert's padded to whole blocks."""
+
+    places: Int[Array, "T K"]  # P, one past the last, where an assignment has no expert
+    source: Int[Array, " P"]  # the assignment of a place; A where a place is padding
+    block_expert: Int[Array, " M"]
+    num_blocks: Int[Array, ""]  # that hold something; the rest are not computed
 
 
 def apply_experts(
@@ -20,93 +33,113 @@ def apply_experts(
     gate_up: Float[Array, "E D twoF"],
     down: Float[Array, "E F D"],
 ) -> Float[Array, "T D"]:
-    """Sums each token's chosen experts, exactly: sorted assignments in blocks of one expert.
+    """Sums each token's chosen experts, exactly; an expert of number E adds nothing.
 
-    Every expert's assignments are padded to whole blocks; each block gathers its expert's
-    weights, so that all experts are one batched matmul of a fixed shape.
+    A loop over blocks of one expert's assignments, as many as there are, in both directions: what
+    a block needs stays in the cache, and gradients add up where they stand.
     """
-    num_experts = gate_up.shape[0]
-    places, block_expert, source = block_layout(chosen, num_experts)
-    blocks = dispatch(x, source, places).reshape(*block_expert.shape, -1, x.shape[-1])
-    hidden = jnp.einsum("mpd,mdf->mpf", blocks, gather_blocks(gate_up, block_expert))
-    gate, up = jnp.split(hidden, 2, axis=-1)
-    out = jnp.einsum("mpf,mfd->mpd", jax.nn.silu(gate) * up, gather_blocks(down, block_expert))
-    return combine(out.reshape(-1, x.shape[-1]), weights, source, places)
+    return _blockwise(x, weights, chosen, gate_up, down)
 
 
-def block_layout(
-    chosen: Int[Array, "T K"], num_experts: int
-) -> tuple[Int[Array, "T K"], Int[Array, " M"], Int[Array, " P"]]:
-    """Lays assignments out by expert in whole blocks.
-
-    Returns the place of every assignment, the expert of every block, and the assignment of every
-    place (A, one past the last, where a place is padding).
-    """
+def block_layout(chosen: Int[Array, "T K"], num_experts: int) -> Layout:
+    """Lays assignments out by expert in whole blocks."""
     flat = chosen.reshape(-1)
-    block = min(MAX_BLOCK, max(8, flat.size // num_experts // 4))
-    num_blocks = -(-flat.size // block) + num_experts
+    rows = min(MAX_BLOCK, max(8, flat.size // num_experts // 4))
+    size = -(-flat.size // rows) + num_experts
     one_hot = jax.nn.one_hot(flat, num_experts, dtype=jnp.int32)
-    rank = jnp.take_along_axis(jnp.cumsum(one_hot, axis=0), flat[:, None], axis=1)[:, 0] - 1
-    blocks_of = -(-one_hot.sum(0) // block)
+    rank = jnp.sum((jnp.cumsum(one_hot, axis=0) - 1) * one_hot, axis=1)
+    blocks_of = -(-one_hot.sum(0) // rows)
     ends = jnp.cumsum(blocks_of)
-    places = (ends - blocks_of)[flat] * block + rank
-    block_expert = jnp.searchsorted(ends, jnp.arange(num_blocks), side="right")
+    first = (ends - blocks_of).at[flat].get(mode="clip")
+    places = jnp.where(flat < num_experts, first * rows + rank, size * rows)
+    block_expert = jnp.searchsorted(ends, jnp.arange(size), side="right")
     block_expert = jnp.minimum(block_expert, num_experts - 1).astype(jnp.int32)
-    source = jnp.full(num_blocks * block, flat.size, jnp.int32)
-    source = source.at[places].set(jnp.arange(flat.size, dtype=jnp.int32), unique_indices=True)
-    return places.reshape(chosen.shape), block_expert, source
+    numbers = jnp.arange(flat.size, dtype=jnp.int32)
+    source = jnp.full(size * rows, flat.size, jnp.int32).at[places].set(numbers, mode="drop")
+    return Layout(places.reshape(chosen.shape), source, block_expert, ends[-1])
 
 
 @jax.custom_vjp
-def dispatch(
-    x: Float[Array, "T D"], source: Int[Array, " P"], places: Int[Array, "T K"]
-) -> Float[Array, "P D"]:
-    """Copies each token to its K places; padding places are zero. Both directions gather."""
-    token = source // places.shape[1]
-    return x.at[token].get(mode="fill", fill_value=0)
+def _blockwise(x, weights, chosen, gate_up, down) -> Array:
+    return _forward(x, weights, chosen, gate_up, down)[0]
 
 
-def _dispatch_forward(x, source, places):
-    return dispatch(x, source, places), places
+def _forward(x, weights, chosen, gate_up, down) -> tuple[Array, Any]:
+    layout = block_layout(chosen, gate_up.shape[0])
+    size, rows = layout.source.size, layout.source.size // layout.block_expert.size
+    token = _token(layout, x.shape[0])
+
+    def block(index, carry):
+        out, hidden = carry
+        at, expert = index * rows, layout.block_expert[index]
+        gate_up_block = x[cut(token, at, rows)] @ pick(gate_up, expert, keepdims=False)
+        gate, up = jnp.split(gate_up_block, 2, axis=-1)
+        out_block = (jax.nn.silu(gate) * up) @ pick(down, expert, keepdims=False)
+        return put(out, out_block, at, 0), put(hidden, gate_up_block, at, 0)
+
+    buffers = (  # what no block writes, nobody reads
+        jax.lax.empty((size, x.shape[1]), x.dtype),
+        jax.lax.empty((size, gate_up.shape[2]), x.dtype),
+    )
+    out, hidden = jax.lax.fori_loop(0, layout.num_blocks, block, buffers)
+    parts = _of_assignments(out, layout)
+    mixed = reduce(jnp.add, (part * weights[:, k, None] for k, part in enumerate(parts)))
+    return mixed, (x, weights, gate_up, down, layout, hidden)
 
 
-def _dispatch_backward(places, grad):
-    return sum(grad[places[:, k]] for k in range(places.shape[1])), None, None
+def _backward(residuals, grad) -> tuple[Any, ...]:
+    x, weights, gate_up, down, layout, hidden = residuals
+    size, rows = layout.source.size, layout.source.size // layout.block_expert.size
+    token = _token(layout, x.shape[0])
+    scale = weights.reshape(-1).at[layout.source].get(mode="fill", fill_value=0)
+
+    def block(index, carry):
+        grad_x, grad_weights, grad_gate_up, grad_down = carry
+        at, expert = index * rows, layout.block_expert[index]
+        tokens, share = cut(token, at, rows), cut(scale, at, rows)[:, None]
+        gate, up = jnp.split(cut(hidden, at, rows), 2, axis=-1)
+        sigmoid = jax.nn.sigmoid(gate)
+        inner = gate * sigmoid * up
+        grad_out = grad[tokens]
+        grad_inner = grad_out @ pick(down, expert, keepdims=False).T
+        grad_share = jnp.sum(grad_inner * inner, axis=-1)
+        grad_inner = grad_inner * share
+        grad_gate = grad_inner * up * (sigmoid * (1 + gate * (1 - sigmoid)))
+        grad_hidden = jnp.concatenate([grad_gate, grad_inner * gate * sigmoid], axis=-1)
+        return (
+            put(grad_x, grad_hidden @ pick(gate_up, expert, keepdims=False).T, at, 0),
+            put(grad_weights, grad_share, at, 0),
+            _add(grad_gate_up, expert, x[tokens].T, grad_hidden),
+            _add(grad_down, expert, inner.T, grad_out * share),
+        )
+
+    sums = (
+        jax.lax.empty((size, x.shape[1]), x.dtype),
+        jax.lax.empty((size,), weights.dtype),
+        jnp.zeros(gate_up.shape, jnp.float32),
+        jnp.zeros(down.shape, jnp.float32),
+    )
+    sums = jax.lax.fori_loop(0, layout.num_blocks, block, sums)
+    grad_x = reduce(jnp.add, _of_assignments(sums[0], layout))
+    grad_weights = jnp.stack(_of_assignments(sums[1], layout), axis=1)
+    return grad_x, grad_weights, None, sums[2].astype(gate_up.dtype), sums[3].astype(down.dtype)
 
 
-dispatch.defvjp(_dispatch_forward, _dispatch_backward)
+_blockwise.defvjp(_forward, _backward)
 
 
-@jax.custom_vjp
-def combine(
-    out: Float[Array, "P D"],
-    weights: Float[Array, "T K"],
-    source: Int[Array, " P"],
-    places: Int[Array, "T K"],
-) -> Float[Array, "T D"]:
-    """Sums the outputs of each token's K places by its weights. Both directions gather."""
-    parts = [out[places[:, k]] * weights[:, k, None] for k in range(places.shape[1])]
-    return functools.reduce(jnp.add, parts)
+def _token(layout: Layout, num_tokens: int) -> Int[Array, " P"]:
+    """The token of every place; padding computes the last one again, and nobody asks for it."""
+    return jnp.minimum(layout.source // layout.places.shape[1], num_tokens - 1)
 
 
-def _combine_forward(out, weights, source, places):
-    return combine(out, weights, source, places), (out, weights, source, places)
+def _of_assignments(values: Array, layout: Layout) -> list[Array]:
+    """What lies at each token's places, choice by choice; zero where there is no expert."""
+    places = layout.places
+    return [values.at[places[:, k]].get(mode="fill", fill_value=0) for k in range(places.shape[1])]
 
 
-def _combine_backward(residuals, grad):
-    out, weights, source, places = residuals
-    num_chosen = places.shape[1]
-    scale = weights.reshape(-1).at[source].get(mode="fill", fill_value=0)
-    grad_token = grad.at[source // num_chosen].get(mode="fill", fill_value=0)
-    grad_weights = [jnp.sum(grad * out[places[:, k]], axis=-1) for k in range(num_chosen)]
-    return grad_token * scale[:, None], jnp.stack(grad_weights, axis=1), None, None
-
-
-combine.defvjp(_combine_forward, _combine_backward)
-
-
-def gather_blocks(
-    weight: Float[Array, "E I O"], block_expert: Int[Array, " M"]
-) -> Float[Array, "M I O"]:
-    """Copies each block's expert; blocks are in the order of experts."""
-    return weight.at[block_expert].get(indices_are_sorted=True, mode="promise_in_bounds")
+def _add(total: Array, expert: Array, left: Array, right: Array) -> Array:
+    """Adds a product to the sum of one expert, in float32."""
+    product = jnp.matmul(left, right, preferred_element_type=jnp.float32)
+    return total.at[expert].add(product)

@@ -15,14 +15,19 @@ from marin_dagster.models.attention import attend, causal_attention, visible
 from marin_dagster.models.config import ModelConfig
 
 PIECE = 1 << 16  # random numbers drawn at once
+LARGE = 1 << 23  # values of a weight that is drawn in one piece, by a program of its own
 
 
 def normal(key: PRNGKeyArray, shape: tuple[int, ...], fan_in: int) -> Array:
     """Draws weights from a normal cut at three deviations, with deviation 0.5/√fan_in.
 
-    Drawn in pieces of one size, so that one small program is compiled for all shapes.
+    Drawn in pieces of one size, so that one small program is compiled for all shapes; a large one
+    at once, which a mesh can divide.
     """
     size = math.prod(shape)
+    if size >= LARGE:
+        drawn = jax.random.truncated_normal(key, -3.0, 3.0, shape, jnp.float32)
+        return 0.5 / math.sqrt(fan_in) * drawn
     keys = jax.random.split(key, -(-size // PIECE))
     flat = jnp.concatenate([_piece(piece_key) for piece_key in keys])[:size]
     return 0.5 / math.sqrt(fan_in) * flat.reshape(shape)

@@ -1,18 +1,19 @@
 """Turns a `SupervisedFineTune` recipe into files, and asks the model a few questions."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from marin_dagster.data.mixture import Rows
+from marin_dagster.data.mixture import Rows, check_position
 from marin_dagster.data.token_cache import TokenCacheReader
 from marin_dagster.data.tokenizer import TextTokenizer, load_tokenizer
 from marin_dagster.models.language_model import LanguageModel
 from marin_dagster.posttraining.chat import END, render_prompt, show_mask
 from marin_dagster.recipe import Context, StageError, Summary
-from marin_dagster.training.checkpoint import load_model, read_config
 from marin_dagster.training.loop import Run, train
+from marin_dagster.training.model_files import load_model, read_config
 from marin_dagster.training.outputs import write_checkpoint
 from marin_dagster.training.pretrain_build import open_caches, open_mixture
 from marin_dagster.training.sampling import generate
@@ -47,7 +48,16 @@ def build_fine_tuned(recipe: "SupervisedFineTune", ctx: Context) -> Summary:
         steps_per_eval=recipe.steps_per_eval,
         steps_per_checkpoint=recipe.steps_per_checkpoint,
     )
-    model, history, tracker = train(ctx, model, mixture, validation, recipe.batch_size, run)
+    model, history, tracker = train(
+        ctx,
+        model,
+        mixture,
+        validation,
+        recipe.batch_size,
+        run,
+        position=mixture.position,
+        check=partial(check_position, mixture=mixture),
+    )
     write_checkpoint(ctx, ctx.out, model, tokenizer, steps=recipe.num_steps, chat=True)
     answers = ask(model, recipe.sample_questions, tokenizer)
     numbers: dict[str, Any] = run_numbers(history, config, tokenizer.vocab_size)

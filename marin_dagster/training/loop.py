@@ -1,36 +1,50 @@
 """Turns a model and batches by step into a trained model, resuming where an attempt stopped.
 
-Pretraining and fine-tuning are the same loop. It stops a run that diverges or whose checkpoints
-cannot be written.
+Pretraining and fine-tuning are the same loop. What it does about trouble is a value of the recipe
+(`Recovery`); what it did is told by the events among the metrics.
 """
 
+import contextlib
 import math
 import os
-import queue
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
+import jax
 import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
 
-from marin_dagster.data.mixture import Batch, Rows
+from marin_dagster.data.mixture import Rows
+from marin_dagster.failure import STALLED_EXIT
 from marin_dagster.models.language_model import LanguageModel
+from marin_dagster.models.peaks import peak_flops
 from marin_dagster.recipe import Context, StageError
+from marin_dagster.termination import termination
+from marin_dagster.training.alarms import Alarms
 from marin_dagster.training.balance import Balance
-from marin_dagster.training.checkpoint import Saver, restore
+from marin_dagster.training.checkpoint import Restored, Saver
 from marin_dagster.training.evaluate import evaluate
+from marin_dagster.training.extension import check_extension, describe
+from marin_dagster.training.guard import empty_guard
 from marin_dagster.training.mesh import global_batch, make_mesh, on_mesh, shard_state
-from marin_dagster.training.metrics import MetricsLog, Row, read_metrics
+from marin_dagster.training.metrics import Row, read_metrics
 from marin_dagster.training.optimizer import OptimizerConfig
+from marin_dagster.training.preemption import Preemption
+from marin_dagster.training.prefetch import Batches, Prefetch
 from marin_dagster.training.preflight import check_memory
+from marin_dagster.training.recovery import KeepEvery, Recovery, Standing, is_permanent
+from marin_dagster.training.router_metrics import to_numbers
 from marin_dagster.training.step import State, initial_state, make_step
-from marin_dagster.training.tracker import WANDB_FOLDER, WandbMirror
+from marin_dagster.training.throughput import Meter
+from marin_dagster.training.timeline import Timeline
+from marin_dagster.training.watchdog import Watchdog, dump_stacks
 
 Keep = Callable[[int, LanguageModel, list[Row]], None]
+Position = Mapping[str, Any]  # where the data stand and what they are, as JSON values
 
-PREFETCHED = 2  # batches ready before they are asked for
 LIVE = (  # what one follows while it trains; the rest is in metrics.jsonl
     "train/loss",
     "train/grad_norm",
@@ -39,14 +53,8 @@ LIVE = (  # what one follows while it trains; the rest is in metrics.jsonl
     "moe/max_load_ratio",
     "tokens",
 )
-UNEVEN, UNEVEN_STEPS = 3.0, 50  # an expert at three fair shares for fifty steps is an alarm
-
-
-@runtime_checkable
-class Batches(Protocol):
-    """Batches by step number: a pure function, so that a resume needs no state."""
-
-    def batch(self, step: int) -> Batch: ...
+LOAD_STEPS = 10  # how often the load of every expert is logged
+AGREED_STEPS = 16  # how often several processes ask the first one's clock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +66,11 @@ class Run:
     z_loss_weight: float = 0.0
     balance: Balance = field(default_factory=Balance)
     steps_per_eval: int | None = None  # None: at the end only
-    steps_per_checkpoint: int | None = None  # resume points; None: none
+    steps_per_checkpoint: int | None = None  # temporary resume points; None: not by steps
+    minutes_per_checkpoint: float | None = None  # the same by the clock
+    keep_checkpoints: tuple[KeepEvery, ...] = ()  # permanent resume points
     snapshots: tuple[int, ...] = ()  # steps whose model is handed to `keep`
+    recovery: Recovery | None = None  # None: the first bad step ends the run
 
 
 def train(
@@ -70,180 +81,330 @@ def train(
     batch_size: int,
     run: Run,
     keep: Keep | None = None,
+    position: Callable[[int], Position] | None = None,
+    check: Callable[[Position], None] | None = None,
 ) -> tuple[LanguageModel, list[Row], str | None]:
-    """Trains from the newest resume point in `ctx.work`, or from `model`.
+    """Trains from the newest resume point of any root, or from `model`.
 
-    `keep` gets the step, the model and the history so far at each of `run.snapshots`, before a
-    resume point of that step or a later one is written. Writes `metrics.jsonl` into `ctx.work`;
-    returns the model, the history, each step once, and the address of the run's page at Weights &
-    Biases, if it has one.
-    Raises StageError("diverged") for a loss that is not finite, and StageError("error") when a
-    resume point could not be written.
+    `keep` gets the step, the model and the history so far at each of `run.snapshots`; it may be
+    asked for the last one again after a resume. `position` tells where the data stand before a
+    step; a resume hands what was saved of it to `check`, which refuses data that have changed.
+    Writes `metrics.jsonl` into `ctx.work`; returns the model, the history, each step once, and the
+    address of the run's page at Weights & Biases, if it has one.
+
+    Raises StageError: "diverged" when `run.recovery` has no way on, "bad_input" for a resume point
+    of other data or another model, "error" when a resume point could not be written.
     """
-    log = MetricsLog(os.path.join(ctx.work, "metrics.jsonl"))
-    folder = os.path.join(ctx.work, "resume")
-    state = initial_state(model, run.optimizer, run.num_steps)
-    first, model, optimizer = restore(folder, state.model, state.optimizer, ctx.log)
+    roots = [os.path.join(ctx.work, "resume")]
+    roots += [
+        os.path.join(root, ctx.recipe.stage, ctx.recipe.key)
+        for root in ctx.placement.checkpoint_roots
+    ]
+    timeline = Timeline(ctx)
     devices = ctx.placement.devices
     mesh = make_mesh(devices.mesh)
-    state = shard_state(State(model, optimizer, state.step + first), mesh)
-    if first:
-        ctx.log(f"attempt {log.attempt} goes on after step {first}")
-    mirror = WandbMirror(
-        ctx.placement.wandb_mode,
-        os.path.join(ctx.out, WANDB_FOLDER),  # beside the files, not among them: it names this host
-        ctx.recipe.address,
-        log.attempt,
-        ctx.recipe.payload,
-        ctx.log,
-    )
-    loop = _Loop(ctx, run, validation, batch_size, log, mirror, keep, mesh)
     try:
         with (
             on_mesh(mesh, devices),
-            Saver(folder) as saver,
-            _Prefetch(batches, first, run.num_steps) as source,
+            Saver(roots, ctx.recipe.fingerprint, ctx.log) as saver,
         ):
-            state = loop.steps(state, source, saver, first)
+            loop = _Loop(ctx, run, batches, timeline, saver, mesh)
+            loop.validation, loop.batch_size, loop.keep = validation, batch_size, keep
+            loop.position, loop.check = position, check
+            loop.resume(model)
+            loop.run_to_the_end()
     finally:
-        log.close()
-        mirror.finish()
-    return state.model, read_metrics(log.path), mirror.url
+        timeline.close()
+    return loop.state.model, read_metrics(timeline.path), timeline.url
 
 
 class _Loop:
-    """The parts of a run that every step touches."""
+    """A run in its attempt. `state`, `step`, `loss` and `standing` change together, when busy."""
+
+    state: State
+    validation: Mapping[str, Rows]
+    batch_size: int
+    keep: Keep | None
+    position: Callable[[int], Position] | None
+    check: Callable[[Position], None] | None
 
     def __init__(
         self,
         ctx: Context,
         run: Run,
-        validation: Mapping[str, Rows],
-        batch_size: int,
-        log: MetricsLog,
-        mirror: WandbMirror,
-        keep: Keep | None,
-        mesh: Any,
+        batches: Batches,
+        timeline: Timeline,
+        saver: Saver,
+        mesh: Mesh | None,
     ):
-        self.ctx, self.run, self.log, self.mirror = ctx, run, log, mirror
-        self.validation, self.batch_size, self.keep = validation, batch_size, keep
-        self.mesh = mesh
-        self.uneven = 0
-
-    def steps(self, state: State, source: "_Prefetch", saver: Saver, first: int) -> State:
-        devices = self.ctx.placement.devices
-        step_fn = make_step(
-            self.run.optimizer,
-            self.run.num_steps,
-            self.run.z_loss_weight,
-            self.run.balance,
-            devices.micro_batches,
+        self.ctx, self.run, self.batches, self.mesh = ctx, run, batches, mesh
+        self.timeline, self.saver = timeline, saver
+        self.step, self.loss, self.standing = 0, float("nan"), Standing()
+        self.step_fn = make_step(
+            run.optimizer,
+            run.num_steps,
+            run.z_loss_weight,
+            run.balance,
+            recovery=run.recovery,
+            micro_batches=ctx.placement.devices.micro_batches,
         )
-        for step in range(first, self.run.num_steps):
-            began = time.perf_counter()
-            batch = source.next()
-            waited = time.perf_counter() - began
-            rows = global_batch(batch, self.mesh)
-            if step == first:
-                where = self.ctx.recipe.address
-                check_memory(step_fn, state, rows, devices, self.mesh, self.ctx.log, where)
-            state, arrays = step_fn(state, rows)
-            metrics = {name: float(value) for name, value in arrays.items()}
-            seconds = time.perf_counter() - began
-            done = step + 1
+        self.watchdog = Watchdog(self._stalled)
+        self.preemption = Preemption(self, ctx.placement.grace_seconds)
+        self.compiled: set[tuple[int, ...]] = set()  # shapes of batches
+        self.saved_at = time.monotonic()
+        self.resumed_at: int | None = None
+        self.meter = Meter(peak_flops([device.device_kind for device in jax.devices()]))
+        self.alarms = Alarms(self.said)
+
+    def resume(self, model: LanguageModel) -> None:
+        """Makes the first state of this attempt."""
+        run = self.run
+        state = initial_state(model, run.optimizer, run.num_steps, run.recovery)
+        self.state = shard_state(state, self.mesh)
+        found = self.saver.restore(self.state)
+        self.timeline.begin(self.saver.attempt)
+        attempt, start = self.timeline.attempt, 0 if found is None else found.step
+        self.saver.branch(attempt, start)
+        self.timeline.event(start, "attempt", **_devices())
+        if found is None:
+            return
+        self._take(found)
+        lost = max(0, self.timeline.reached - self.step)
+        self.resumed_at = self.step
+        logged = self.timeline.logged.get(self.step, {})
+        self.timeline.event(
+            self.step,
+            "resume",
+            from_attempt=found.attempt,
+            lost_steps=lost,
+            saved_loss=self.loss,
+            logged_loss=logged.get("train/loss"),
+        )
+        again = f"; {lost} logged steps are done again" if lost else ""
+        self.ctx.log(f"attempt {attempt} goes on after step {self.step}{again}")
+
+    def run_to_the_end(self) -> None:
+        with self.watchdog, termination.calls(self.preemption.handle):
+            if self.step:
+                self._look(self.step)  # the last attempt may have ended before it did
+            while not self._steps():
+                self._roll_back()
+
+    def _steps(self) -> bool:
+        """Goes on to the last step; False when it has to go back first."""
+        offset = self.standing.data_offset
+        wanted = range(self.step + offset, self.run.num_steps + offset)
+        with Prefetch(self.batches, wanted) as source:
+            while self.step < self.run.num_steps:
+                with self.watchdog.during("the next batch"), self.meter.spent("input"):
+                    batch = source.next()
+                self._prepare(batch)
+                self._advance(batch)
+                self.saver.check()
+                if self.standing.skips and self._is_hopeless():
+                    return False
+                self._look(self.step)
+                self._save_if_due()
+                self.preemption.agree()
+        return True
+
+    def _prepare(self, batch: Mapping[str, Any]) -> None:
+        """Before the first step with batches of a shape: it compiles, and its losses may leap."""
+        shape, before = list(batch["tokens"].shape), self.standing.batch_shape
+        if before not in (None, shape):
+            self.timeline.event(self.step, "phase", batch_shape=shape, before=before)
+        with self.preemption.busy():
+            self.standing.batch_shape = shape
+            if before not in (None, shape) and self.run.recovery is not None:
+                state = self.state._replace(guard=empty_guard(self.run.recovery))
+                self.state = shard_state(state, self.mesh)
+        if tuple(shape) not in self.compiled and self.compiled and self._saves():
+            self.save()  # a signal while the program is compiled finds everything on disk
+
+    def _advance(self, batch: Mapping[str, Any]) -> None:
+        """Does one step, and logs it before anybody can save its state."""
+        shape, done = batch["tokens"].shape, self.step + 1
+        watch = self.watchdog.step(done) if shape in self.compiled else None
+        with self.preemption.busy():
+            with watch or self.watchdog.during(f"compiling step {done}"), self.meter.spent("step"):
+                rows = global_batch(batch, self.mesh)
+                if shape not in self.compiled:
+                    self._check_memory(rows)
+                self.state, arrays = self.step_fn(self.state, rows)
+                metrics = to_numbers(arrays, with_load=done % LOAD_STEPS == 0)
             tokens = int(batch["tokens"].size)
+            model = self.state.model
+            flops = tokens * model.config.flops_per_token(model.vocab_size, shape[1])
             metrics |= {
                 "tokens": done * tokens,
                 "seconds": round(time.time(), 3),  # wall clock, since the epoch
-                "throughput/step_seconds": seconds,
-                "throughput/tokens_per_second": tokens / seconds,
-                "throughput/input_wait_fraction": waited / seconds,
+                **self.meter.metrics(tokens, flops),
+                **self.batches.metrics(self.step + self.standing.data_offset),
             }
-            self._refuse_if_diverged(done, metrics)
-            if self._due(done, self.run.steps_per_eval) or done == self.run.num_steps:
-                metrics |= evaluate(state.model, self.validation, self.batch_size)
-            self._report(done, metrics)
-            saver.check()
-            if self.keep is not None and done in self.run.snapshots:
-                self.keep(done, state.model, read_metrics(self.log.path))
-            if self._due(done, self.run.steps_per_checkpoint):
-                saver.save(done, state.model, state.optimizer)
-        return state
+            self.step, self.loss = done, metrics["train/loss"]
+            self.standing.note(done, _is_bad(metrics))
+            self.timeline.row(done, metrics)
+        self.compiled.add(shape)
+        self._report(metrics)
 
-    def _due(self, done: int, every: int | None) -> bool:
-        return every is not None and done % every == 0
+    def _check_memory(self, rows: Mapping[str, Any]) -> None:
+        where, devices = self.ctx.recipe.address, self.ctx.placement.devices
+        check_memory(self.step_fn, self.state, rows, devices, self.mesh, self.ctx.log, where)
 
-    def _refuse_if_diverged(self, done: int, metrics: Mapping[str, float]) -> None:
-        for name in ("train/loss", "train/grad_norm"):
-            if not math.isfinite(metrics[name]):
-                self.log.write(done, metrics)
-                raise StageError(
-                    "diverged",
-                    f"{name}={metrics[name]} at step {done} of {self.ctx.recipe.address}; "
-                    "lower the learning rate or warm up longer",
-                )
+    def _report(self, metrics: Mapping[str, float]) -> None:
+        done = self.step
+        if self.resumed_at == done - 1:
+            self.timeline.compare(done, self.loss, self.standing.branch)
+        if self.standing.skips:
+            numbers = {name: metrics[f"train/{name}"] for name in ("loss", "grad_norm")}
+            self.timeline.event(done, "skip", in_a_row=self.standing.skips, **numbers)
+        live = {key: metrics[key] for key in LIVE if key in metrics}
+        self.ctx.progress(done, self.run.num_steps, "steps", **live)
+        self.alarms.look(done, metrics)
 
-    def _report(self, done: int, metrics: Mapping[str, float]) -> None:
-        self.mirror.log(self.log.write(done, metrics))
-        self.ctx.progress(
-            done,
-            self.run.num_steps,
-            "steps",
-            **{key: metrics[key] for key in LIVE if key in metrics},
+    def _look(self, step: int) -> None:
+        """Evaluates the model and hands it over, where that is due after this step."""
+        due = self.run.steps_per_eval is not None and step % self.run.steps_per_eval == 0
+        if (due or step == self.run.num_steps) and not self._evaluated(step):
+            began = time.perf_counter()
+            with self.watchdog.during("the evaluation"), self.meter.spent("eval"):
+                metrics = evaluate(self.state.model, self.validation, self.batch_size)
+            if metrics:
+                self.timeline.row(step, metrics)
+                seconds = round(time.perf_counter() - began, 3)
+                self.timeline.event(step, "evaluation", duration_seconds=seconds)
+        if self.keep is not None and step in self.run.snapshots:
+            with self.watchdog.during("publishing a snapshot"):
+                self.keep(step, self.state.model, read_metrics(self.timeline.path))
+
+    def _evaluated(self, step: int) -> bool:
+        """Whether an earlier attempt has done so, on this very state."""
+        logged = self.timeline.logged.get(step, {})
+        return self.resumed_at == step and any(name.startswith("eval/") for name in logged)
+
+    def _saves(self) -> bool:
+        run = self.run
+        return bool(run.steps_per_checkpoint or run.minutes_per_checkpoint or run.keep_checkpoints)
+
+    def _save_if_due(self) -> None:
+        run, step = self.run, self.step
+        permanent = is_permanent(step, run.keep_checkpoints)
+        by_steps = run.steps_per_checkpoint is not None and step % run.steps_per_checkpoint == 0
+        by_clock = run.minutes_per_checkpoint is not None and _agreed(
+            step, time.monotonic() - self.saved_at > 60 * run.minutes_per_checkpoint
         )
-        self.uneven = self.uneven + 1 if metrics.get("moe/max_load_ratio", 0.0) > UNEVEN else 0
-        if self.uneven == UNEVEN_STEPS:
-            self.ctx.log(
-                f"alarm: an expert took {metrics['moe/max_load_ratio']:.1f} fair shares of the "
-                f"tokens for {UNEVEN_STEPS} steps, up to step {done}"
-            )
+        if permanent or ((by_steps or by_clock) and not self.standing.skips):
+            self.save(permanent=permanent)
 
+    def save(self, permanent: bool = False) -> None:
+        """Starts to write a resume point."""
+        began = time.perf_counter()
+        with self.watchdog.during("saving a checkpoint"), self.meter.spent("checkpoint"):
+            self.saver.save(self.step, self.state, self._facts(), permanent=permanent)
+        self.saved_at = time.monotonic()
+        blocked = round(time.perf_counter() - began, 4)
+        self.timeline.event(self.step, "checkpoint", permanent=permanent, blocked_seconds=blocked)
 
-class _Prefetch:
-    """Makes batches in a thread, a few ahead; what it raises is raised by `next`."""
+    def _facts(self) -> dict[str, Any]:
+        """What a resume needs beside the arrays."""
+        data_step = self.step + self.standing.data_offset
+        return {
+            "standing": asdict(self.standing),
+            "loss": self.loss,
+            "schedule": describe(self.run.optimizer, self.run.num_steps),
+            "position": None if self.position is None else dict(self.position(data_step)),
+        }
 
-    def __init__(self, batches: Batches, first: int, last: int):
-        self._ready: queue.Queue[Any] = queue.Queue(PREFETCHED)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(
-            target=self._fill, args=(batches, range(first, last)), daemon=True
+    def _take(self, found: Restored) -> None:
+        run = self.run
+        self.ctx.log(
+            check_extension(found.facts["schedule"], run.optimizer, run.num_steps, found.step)
+        )
+        if self.check is not None and found.facts["position"] is not None:
+            self.check(found.facts["position"])
+        self.state, self.step, self.loss = found.state, found.step, found.facts["loss"]
+        self.standing = Standing(**found.facts["standing"])
+
+    def _is_hopeless(self) -> bool:
+        """Whether to go back. Raises StageError("diverged") when the policy has no way on."""
+        policy, standing = self.run.recovery, self.standing
+        if policy is not None and standing.skips < policy.max_skips:
+            return False
+        if policy is None or standing.rollbacks >= policy.max_rollbacks:
+            raise self._diverged(f"{standing.rollbacks} rollbacks did not help")
+        return True
+
+    def _diverged(self, why: str) -> StageError:
+        row = self.timeline.last
+        numbers = {name: row[f"train/{name}"] for name in ("loss", "grad_norm")}
+        counts = {"skips": self.standing.skips, "rollbacks": self.standing.rollbacks}
+        said = ", ".join(f"train/{name}={value:.6g}" for name, value in numbers.items())
+        return StageError(
+            "diverged",
+            f"{said} at step {self.step} of {self.ctx.recipe.address}, the bad step number "
+            f"{self.standing.skips} in a row; {why}; lower the learning rate or warm up longer",
+            {"step": self.step, **numbers, **counts},
         )
 
-    def __enter__(self) -> "_Prefetch":
-        self._thread.start()
-        return self
+    def _roll_back(self) -> None:
+        reached, standing = self.step, self.standing
+        found = self.saver.restore(self.state, before=standing.first_skip)
+        if found is None:
+            raise self._diverged(f"no resume point is from before step {standing.first_skip}")
+        attempt = self.timeline.branch()
+        with self.preemption.busy():
+            self.state, self.step, self.loss = found.state, found.step, found.facts["loss"]
+            self.standing = standing.went_back(reached, found.step, attempt)
+            self.standing.batch_shape = found.facts["standing"]["batch_shape"]
+            self.saver.branch(attempt, found.step)
+        self.timeline.event(
+            self.step,
+            "rollback",
+            reached=reached,
+            data_offset=self.standing.data_offset,
+            rollbacks=self.standing.rollbacks,
+        )
+        self.ctx.log(
+            f"rolled back from step {reached} to {self.step} after {standing.skips} bad steps in a "
+            f"row; the data of steps {self.step + 1} to {reached} is passed over"
+        )
+        self.save_now()  # the next attempt must not return to what was left behind
 
-    def __exit__(self, *_: Any) -> None:
-        self._stop.set()
-        self._thread.join()
+    def settle(self) -> int:
+        with contextlib.suppress(StageError):  # the caller asks what is durable
+            self.saver.wait()
+        return self.saver.last_durable or 0
 
-    def next(self) -> dict[str, np.ndarray]:
-        item = self._ready.get()
-        if isinstance(item, BaseException):
-            raise item
-        return item
+    def save_now(self) -> None:
+        self.save()
+        self.saver.wait()
 
-    def _fill(self, batches: Batches, steps: range) -> None:
-        for item in _batches_or_error(batches, steps):
-            while not self._stop.is_set():
-                try:
-                    self._ready.put(item, timeout=0.1)
-                    break
-                except queue.Full:
-                    continue
-            if self._stop.is_set():
-                return
+    def said(self, event: str, message: str, **facts: int) -> None:
+        self.timeline.event(self.step, event, message=message, **facts)
+        self.ctx.log(message)
+
+    def _stalled(self, message: str) -> None:
+        dump_stacks()
+        text = f"{message}; the stacks of all threads are in the log of the worker"
+        self.said("hang", text)
+        if termination.listening:
+            evidence = {"step": self.step}
+            termination.end(STALLED_EXIT, "hang", text, evidence)
 
 
-def _batches_or_error(batches: Batches, steps: range) -> Iterator[Any]:
-    try:
-        for step in steps:
-            batch = batches.batch(step)
-            yield {
-                "tokens": batch.tokens,
-                "targets": batch.targets,
-                "loss_weights": batch.loss_weights,
-                "segment_ids": batch.segment_ids,
-            }
-    except (OSError, ValueError, StageError) as error:
-        yield error
+def _is_bad(metrics: Mapping[str, float]) -> bool:
+    numbers = (metrics["train/loss"], metrics["train/grad_norm"])
+    return bool(metrics["train/skipped"]) or not all(map(math.isfinite, numbers))
+
+
+def _agreed(step: int, due: bool) -> bool:
+    """What the first process says; asked now and then only, for all wait for the answer."""
+    if jax.process_count() == 1:
+        return due
+    if step % AGREED_STEPS:
+        return False
+    return bool(multihost_utils.broadcast_one_to_all(np.array(due)))
+
+
+def _devices() -> dict[str, Any]:
+    return {"devices": jax.device_count(), "processes": jax.process_count()}

@@ -92,27 +92,28 @@ def _sums(hidden, head, targets, weights, z_loss_weight, axis) -> Any:
 
 
 class _Chunk(NamedTuple):
-    logits: Float[Array, "C V"]
+    powers: Float[Array, "C V"]  # of e, each logit's over the highest
+    total: Float[Array, " C"]  # of the powers
     log_sum: Float[Array, " C"]
     nll: Float[Array, " C"]  # of the targets, in nats
     place: Int[Array, " C"]  # of the target among this device's logits; V where it is elsewhere
 
 
 def _read(hidden: Float[Array, "C D"], head: Float[Array, "D V"], targets, axis) -> _Chunk:
-    logits = jnp.matmul(hidden, head, preferred_element_type=jnp.float32)
-    if axis is None:
-        log_sum = jax.nn.logsumexp(logits, axis=-1)
-        right = jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0]
-        return _Chunk(logits, log_sum, log_sum - right, targets)
     vocab = head.shape[1]
-    place = targets - jax.lax.axis_index(axis) * vocab
-    place = jnp.where((place < 0) | (place >= vocab), vocab, place)
-    highest = jax.lax.pmax(logits.max(-1), axis)
-    sums = jax.lax.psum(jnp.exp(logits - highest[:, None]).sum(-1), axis)
+    logits = jnp.matmul(hidden, head, preferred_element_type=jnp.float32)
+    highest, place = logits.max(-1), targets
+    if axis is not None:
+        highest = jax.lax.pmax(highest, axis)
+        place = targets - jax.lax.axis_index(axis) * vocab
+        place = jnp.where((place < 0) | (place >= vocab), vocab, place)
+    powers = jnp.exp(logits - highest[:, None])
     rows = jnp.arange(targets.shape[0])
-    right = jax.lax.psum(logits.at[rows, place].get(mode="fill", fill_value=0.0), axis)
-    log_sum = jnp.log(sums) + highest
-    return _Chunk(logits, log_sum, log_sum - right, place)
+    total, right = powers.sum(-1), logits.at[rows, place].get(mode="fill", fill_value=0.0)
+    if axis is not None:
+        total, right = jax.lax.psum((total, right), axis)
+    log_sum = jnp.log(total) + highest
+    return _Chunk(powers, total, log_sum, log_sum - right, place)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
@@ -136,17 +137,16 @@ def _chunked_forward(hidden, head, targets, weights, z_loss_weight, axis):
         chunk_hidden, chunk_targets, chunk_weights = chunk
         read = _read(chunk_hidden, head, chunk_targets, axis)
         scale = chunk_weights * (1 + 2 * z_loss_weight * read.log_sum)
-        grad = jnp.exp(read.logits - read.log_sum[:, None]) * scale[:, None]
-        rows = jnp.arange(chunk_targets.shape[0])
-        grad = grad.at[rows, read.place].add(-chunk_weights, unique_indices=True, mode="drop")
-        grad = grad.astype(head.dtype)
+        right = jnp.arange(head.shape[1]) == read.place[:, None]
+        grad = read.powers * (scale / read.total)[:, None]
+        grad = (grad - jnp.where(right, chunk_weights[:, None], 0.0)).astype(head.dtype)
         sums = sums + _pair(read, chunk_weights)
-        return (sums, grad_head + chunk_hidden.T @ grad), grad @ head.T
+        return (sums, grad_head + grad.T @ chunk_hidden), grad @ head.T
 
-    start = (jnp.zeros(2), jnp.zeros_like(head))
+    start = (jnp.zeros(2), jnp.zeros_like(head.T))  # turned round: its sums are faster so
     (sums, grad_head), grad_hidden = jax.lax.scan(add, start, (hidden, targets, weights))
     out = (sums[0] + z_loss_weight * sums[1], sums[0], sums[1])
-    return out, (grad_hidden, grad_head)
+    return out, (grad_hidden, grad_head.T)
 
 
 def _chunked_backward(z_loss_weight, axis, residuals, cotangents):

@@ -1,10 +1,14 @@
 """Turns the numbers of a run into an append-only file, and the file into one row per step.
 
-The file is the truth; what else is shown of a run is a copy of it.
+The file is the truth; what else is shown of a run is a copy of it. Rows with the key `event` tell
+what happened on the way, on the same time line: an attempt, a resume, a skipped update, a
+rollback, a checkpoint, an evaluation, a new phase, a preemption.
 """
 
 import json
 import os
+import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,14 +22,23 @@ class MetricsLog:
         self.path = path
         rows = _rows(path)
         self.attempt = 1 + max((row["attempt"] for row in rows), default=0)
+        self._lock = threading.Lock()
         _end_with_newline(path)
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close())
 
     def write(self, step: int, metrics: Mapping[str, float]) -> Row:
         """Appends one row for the state after `step` steps and flushes it."""
-        row = {"attempt": self.attempt, "step": step, **metrics}
-        self._file.write(json.dumps(row) + "\n")
-        self._file.flush()
+        return self._append({"attempt": self.attempt, "step": step, **metrics})
+
+    def event(self, step: int, event: str, **facts: Any) -> Row:
+        """Appends a row that says what happened after `step` steps."""
+        row = {"attempt": self.attempt, "step": step, "event": event, "seconds": _now(), **facts}
+        return self._append(row)
+
+    def _append(self, row: Row) -> Row:
+        with self._lock:
+            self._file.write(json.dumps(row) + "\n")
+            self._file.flush()
         return row
 
     def close(self) -> None:
@@ -35,14 +48,30 @@ class MetricsLog:
 def read_metrics(path: str) -> list[Row]:
     """Reads the surviving history: each step once, the last attempt that reached it wins.
 
-    Rows of an attempt that a later one overtook from an earlier step are dropped.
+    Rows of an attempt that a later one overtook from an earlier step are dropped, and so are
+    events. A row without a loss adds to the row of its step.
     """
     history: list[Row] = []
     for row in _rows(path):
-        while history and history[-1]["step"] >= row["step"]:
+        if "event" in row:
+            continue
+        adds = "train/loss" not in row
+        while history and history[-1]["step"] >= row["step"] + adds:
             history.pop()
-        history.append(row)
+        if not adds:
+            history.append(row)
+        elif history and history[-1]["step"] == row["step"]:
+            history[-1] = {**row, **history[-1]}
     return history
+
+
+def read_events(path: str) -> list[Row]:
+    """Reads what happened, in the order in which it did, in all attempts."""
+    return [row for row in _rows(path) if "event" in row]
+
+
+def _now() -> float:
+    return round(time.time(), 3)  # wall clock, since the epoch
 
 
 def _rows(path: str) -> list[Row]:

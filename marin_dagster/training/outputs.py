@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from marin_dagster.data.tokenizer import TextTokenizer
 from marin_dagster.models.language_model import LanguageModel
 from marin_dagster.recipe import Context, Summary
-from marin_dagster.training.checkpoint import save_model
 from marin_dagster.training.metrics import Row, read_metrics
+from marin_dagster.training.model_files import save_model
 from marin_dagster.training.snapshot import snapshot_of
 from marin_dagster.training.summary import run_numbers, run_plots
 

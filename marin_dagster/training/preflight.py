@@ -184,5 +184,5 @@ def _kept(layer: Callable[..., Any], x: Any, segments: Any, key: PRNGKeyArray | 
     jaxpr = jax.make_jaxpr(forth)(params, x, segments, key).jaxpr
     inputs = set(jaxpr.invars)
     kept = {var for var in jaxpr.outvars[1:] if isinstance(var, Var) and var not in inputs}
-    avals: list[Any] = [var.aval for var in kept]
-    return sum(math.prod(aval.shape) * aval.dtype.itemsize for aval in avals)
+    arrays: list[Any] = [var.aval for var in kept]
+    return sum(math.prod(array.shape) * array.dtype.itemsize for array in arrays)

@@ -1,20 +1,23 @@
 """Turns a `Pretrain` recipe into files: reads the caches, runs the loop, writes the checkpoint."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import jax
 
-from marin_dagster.data.mixture import Mixture, Rows
+from marin_dagster.data.mixture import Mixture, Rows, check_position
 from marin_dagster.data.token_cache import TokenCacheReader
 from marin_dagster.data.tokenizer import TextTokenizer, load_tokenizer
+from marin_dagster.kinds import TokenCache
 from marin_dagster.models.language_model import LanguageModel
 from marin_dagster.recipe import Context, Recipe, StageError, Summary
 from marin_dagster.training.evaluate import unigram_entropy
 from marin_dagster.training.loop import Run, train
 from marin_dagster.training.outputs import Snapshots, write_checkpoint
+from marin_dagster.training.phases import stage_starts
 from marin_dagster.training.sampling import generate
-from marin_dagster.training.summary import run_numbers, run_plots, tracker_note
+from marin_dagster.training.summary import router_table, run_numbers, run_plots, tracker_note
 
 if TYPE_CHECKING:
     from marin_dagster.training.pretrain import Pretrain
@@ -25,12 +28,19 @@ SAMPLE_TOKENS, SAMPLE_TEMPERATURE = 96, 0.7
 def build_pretrained(recipe: "Pretrain", ctx: Context) -> Summary:
     """Trains, saves and describes the model."""
     tokenizer = load_tokenizer(ctx.path(recipe.tokenizer))
-    readers = open_caches(ctx, [cache for cache, _ in recipe.data], tokenizer)
+    readers = open_caches(ctx, recipe.sources, tokenizer)
     held_out = open_caches(ctx, recipe.validation, tokenizer)
-    weights = {cache.address: weight for cache, weight in recipe.data}
     seq_len = recipe.model.seq_len
+    stages = zip(stage_starts(recipe.stages, recipe.num_steps), recipe.stages, strict=True)
     mixture = open_mixture(
-        readers, weights, seq_len, recipe.batch_size, recipe.seed, recipe.num_steps
+        readers,
+        _weights(recipe.data),
+        seq_len,
+        recipe.batch_size,
+        recipe.seed,
+        recipe.num_steps,
+        stages=[(step, _weights(stage.data)) for step, stage in stages],
+        contexts=[(step, phase.seq_len) for step, phase in recipe.course],
     )
     validation = {name: Rows(reader, seq_len) for name, reader in held_out.items()}
     key = jax.random.key(recipe.seed)
@@ -42,16 +52,27 @@ def build_pretrained(recipe: "Pretrain", ctx: Context) -> Summary:
         balance=recipe.balance,
         steps_per_eval=recipe.steps_per_eval,
         steps_per_checkpoint=recipe.steps_per_checkpoint,
+        minutes_per_checkpoint=recipe.minutes_per_checkpoint,
+        keep_checkpoints=recipe.keep_checkpoints,
+        recovery=recipe.recovery,
         snapshots=recipe.snapshots,
     )
     snapshots = Snapshots(recipe, ctx, tokenizer)
     snapshots.publish_left_over()
     model, history, tracker = train(
-        ctx, model, mixture, validation, recipe.batch_size, run, snapshots.keep
+        ctx,
+        model,
+        mixture,
+        validation,
+        recipe.batch_size,
+        run,
+        snapshots.keep,
+        mixture.position,
+        partial(check_position, mixture=mixture),
     )
     write_checkpoint(ctx, ctx.out, model, tokenizer, steps=recipe.num_steps)
 
-    entropy = _mixed_entropy(readers, weights)
+    entropy = _mixed_entropy(readers, mixture.requested_shares())
     prompts = [tokenizer.encode_prompt(text) for text in recipe.sample_prompts]
     samples = sample_texts(model, prompts, tokenizer, (tokenizer.eos_id,))
     return Summary(
@@ -60,7 +81,7 @@ def build_pretrained(recipe: "Pretrain", ctx: Context) -> Summary:
             "unigram_entropy": round(entropy, 5),
             "vocab_size": tokenizer.vocab_size,
         },
-        tables={"Epochs": _epoch_table(mixture, recipe.num_steps)},
+        tables={"Data": mixture.table(), **router_table(history)},
         plots=run_plots(history, {"unigram entropy": entropy}),
         notes={"Samples": samples, **tracker_note(tracker)},
     )
@@ -89,10 +110,21 @@ def open_mixture(
     batch_size: int,
     seed: int,
     num_steps: int,
+    stages: Sequence[tuple[int, Mapping[str, float]]] = (),
+    contexts: Sequence[tuple[int, int]] = (),
 ) -> Mixture:
     """Opens a mixture; what it refuses is a bad input."""
     try:
-        return Mixture(readers, weights, seq_len, batch_size, seed, num_steps)
+        return Mixture(
+            readers,
+            weights,
+            seq_len,
+            batch_size,
+            seed,
+            num_steps,
+            stages=stages,
+            contexts=contexts,
+        )
     except ValueError as error:
         raise StageError("bad_input", str(error)) from error
 
@@ -113,14 +145,10 @@ def sample_texts(
     return "\n\n".join(blocks)
 
 
-def _mixed_entropy(readers: Mapping[str, TokenCacheReader], weights: Mapping[str, float]) -> float:
-    """Unigram entropy of each source, averaged by weight: a bound below that of the mixture."""
-    total = sum(weights.values())
-    return sum(unigram_entropy(reader) * weights[name] / total for name, reader in readers.items())
+def _weights(data: Sequence[tuple[TokenCache, float]]) -> dict[str, float]:
+    return {cache.address: weight for cache, weight in data}
 
 
-def _epoch_table(mixture: Mixture, num_steps: int) -> list[dict[str, Any]]:
-    return [
-        {"source": name, "epochs": round(epochs, 3)}
-        for name, epochs in mixture.epochs(num_steps).items()
-    ]
+def _mixed_entropy(readers: Mapping[str, TokenCacheReader], shares: Mapping[str, float]) -> float:
+    """Unigram entropy of each source, averaged by share: a bound below that of the mixture."""
+    return sum(unigram_entropy(reader) * shares[name] for name, reader in readers.items())

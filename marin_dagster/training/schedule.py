@@ -1,7 +1,7 @@
 """Turns a step into the share of the peak learning rate: schedules as values."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,75 @@ class Cosine:
         return _warmup(step, self.warmup_steps) * _mix(half, self.final_ratio)
 
 
-Schedule = WarmupStableDecay | Linear | Cosine
+Policy = Literal["keep", "rewarm", "decay"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extension:
+    """The schedule of a run that was planned shorter and goes on in a declared way from step `at`.
+
+    keep: the planned curve, and its last value after its end. rewarm: a straight line, over
+    `rewarm_steps`, to the curve that `schedule` has over the longer run. decay: a straight line
+    from the rate at `at` to `final_ratio` at the last step. None jumps at `at`.
+    """
+
+    schedule: "Schedule"  # of the run so far
+    planned_steps: int  # of the run so far
+    at: int  # first step that goes another way; at most the steps that are done
+    policy: Policy
+    rewarm_steps: int = 0
+    final_ratio: float = 0.0  # of the peak, for decay
+
+    def __post_init__(self) -> None:
+        _check(0, self.final_ratio)
+        if self.policy not in get_args(Policy):
+            raise ValueError(
+                f"policy={self.policy!r} is not one of {', '.join(get_args(Policy))}; choose how "
+                "the learning rate goes on"
+            )
+        if not 0 < self.at <= self.planned_steps:
+            raise ValueError(
+                f"at={self.at} is outside 1 to planned_steps={self.planned_steps}; give a step "
+                "that the run has reached"
+            )
+        if (self.policy == "rewarm") != (self.rewarm_steps > 0):
+            raise ValueError(
+                f"rewarm_steps={self.rewarm_steps} with policy={self.policy!r}; give a positive "
+                "number for rewarm, and none otherwise"
+            )
+        ended = self.policy == "keep" or (self.policy == "decay" and self.at == self.planned_steps)
+        if ended and _end(self.schedule) == 0:
+            raise ValueError(
+                f"policy={self.policy!r} goes on at a learning rate of 0, with which the run of "
+                f"planned_steps={self.planned_steps} ends; choose rewarm, or decay from an earlier "
+                "step"
+            )
+
+    def ratio(self, step: Any, num_steps: int) -> Any:
+        """The share at `step`, 0 to 1; `step` may be a traced array."""
+        import jax.numpy as jnp
+
+        planned = self.schedule.ratio(step, self.planned_steps)
+        if self.policy == "keep":
+            return planned
+        joined = self.schedule.ratio(self.at, self.planned_steps)
+        if self.policy == "rewarm":
+            share = _clip((step - self.at) / self.rewarm_steps)
+            onward = (1 - share) * joined + share * self.schedule.ratio(step, num_steps)
+        else:
+            share = _clip((step - self.at) / max(num_steps - self.at, 1))
+            onward = (1 - share) * joined + share * self.final_ratio
+        return jnp.where(step < self.at, planned, onward)
+
+
+Schedule = WarmupStableDecay | Linear | Cosine | Extension
+
+
+def _end(schedule: Schedule) -> float:
+    """The share of the peak at the end of a run."""
+    if isinstance(schedule, Extension) and schedule.policy != "decay":
+        return _end(schedule.schedule)
+    return schedule.final_ratio
 
 
 def _check(warmup_steps: int, final_ratio: float) -> None:

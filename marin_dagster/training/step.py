@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import optax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from marin_dagster.models.language_model import LanguageModel
 from marin_dagster.models.moe import MoE
@@ -19,18 +18,21 @@ from marin_dagster.models.router import (
     Model,
     Router,
     load_balance,
-    margin_range,
     parts,
     quantile_bias,
     router_bias,
-    routing_entropy,
     with_router_bias,
 )
 from marin_dagster.models.transformer import PADDING
 from marin_dagster.training.balance import Balance
+from marin_dagster.training.guard import Guard, empty_guard, judge
+from marin_dagster.training.hyperball import norm_drift
 from marin_dagster.training.loss import token_loss
 from marin_dagster.training.mesh import constrain_state
+from marin_dagster.training.norms import group_norms
 from marin_dagster.training.optimizer import OptimizerConfig
+from marin_dagster.training.recovery import Recovery
+from marin_dagster.training.router_metrics import router_metrics
 
 Arrays = Mapping[str, Any]  # NumPy or JAX arrays of a batch, by the names of its fields
 Sums = dict[str, Array]
@@ -42,6 +44,7 @@ class State(NamedTuple):
     model: LanguageModel
     optimizer: Any
     step: Int[Array, ""]  # steps done
+    guard: Guard | None = None  # None: no update is skipped
 
 
 class Whole(NamedTuple):
@@ -52,10 +55,16 @@ class Whole(NamedTuple):
     assignments: Float[Array, "L E"] | None  # None: a part is the whole, and counts its own
 
 
-def initial_state(model: LanguageModel, config: OptimizerConfig, num_steps: int) -> State:
+def initial_state(
+    model: LanguageModel,
+    config: OptimizerConfig,
+    num_steps: int,
+    recovery: Recovery | None = None,
+) -> State:
     """Makes the state before the first step."""
     optimizer = config.make(num_steps).init(eqx.filter(model, eqx.is_array))
-    return State(model, optimizer, jnp.zeros((), jnp.int32))
+    guard = None if recovery is None else empty_guard(recovery)
+    return State(model, optimizer, jnp.zeros((), jnp.int32), guard)
 
 
 def make_step(
@@ -63,11 +72,14 @@ def make_step(
     num_steps: int,
     z_loss_weight: float,
     balance: Balance = Balance(),  # noqa: B008 (a frozen value)
+    *,
+    recovery: Recovery | None = None,
     micro_batches: int = 1,
 ) -> "Step":
     """Makes the compiled `step(state, batch) -> (state, metrics)`; it reuses its state's memory.
 
-    The batch is read in `micro_batches` parts, which saves memory and changes no number.
+    The batch is read in `micro_batches` parts, which saves memory and changes no number. A step
+    that `recovery` skips returns the model and the optimizer that it was given.
     """
     transformation = config.make(num_steps)
     losses = _Losses(z_loss_weight, balance)
@@ -81,17 +93,27 @@ def make_step(
         model = eqx.apply_updates(state.model, updates)
         if balance.quantile:
             model = balanced(model, sums)
+        grad_norms = group_norms(grads, "train/grad_norm")
+        new, skipped = State(model, optimizer, state.step + 1), jnp.zeros((), bool)
+        if recovery is not None:
+            new, skipped = unless_skipped(
+                state, new, sums["loss"], grad_norms["train/grad_norm"], recovery
+            )
         metrics = {
             "train/loss": sums["loss"],
             "train/cross_entropy": sums["cross_entropy"],
             "train/z_loss": sums["z_loss"],
-            "train/grad_norm": optax.global_norm(grads),
-            "train/param_norm": optax.global_norm(params),
-            "train/update_norm": optax.global_norm(updates),
-            "train/learning_rate": config.learning_rate_at(state.step, num_steps),
+            **grad_norms,
+            **group_norms(params, "train/param_norm"),
+            **group_norms(updates, "train/update_norm"),
+            "train/skipped": skipped,
+            **config.rates_at(state.step, num_steps),
             **router_metrics(state.model, sums),
         }
-        return constrain_state(State(model, optimizer, state.step + 1)), metrics
+        drift = norm_drift(optimizer)
+        if drift is not None:
+            metrics["optim/norm_drift"] = drift
+        return constrain_state(new), metrics
 
     return Step(step)
 
@@ -225,31 +247,26 @@ def _add_up(function: Callable[[Any], Any], split: Any) -> Any:
     return jax.lax.scan(add, zeros, split)[0]
 
 
-def router_metrics(model: LanguageModel, sums: Sums) -> dict[str, Array]:
-    """Sums the routers up: the worst layer of each quantity. A dense model has none."""
-    routers = parts(model, Router)
-    if not routers:
-        return {}
-    counts: Float[Array, "L E"] = sums["assignments"]
-    load = counts / jnp.maximum(counts.mean(-1, keepdims=True), 1e-9)
-    tokens = jnp.maximum(sums["valid"], 1.0)
-    bias = router_bias(model)
-    num_chosen = routers[0].num_experts_per_token
-    lowest, highest = margin_range(sums["histogram"], bias, num_chosen)
-    assignments = jnp.maximum(counts.sum(), 1.0)
-    return {
-        "moe/max_load_ratio": load.max(),  # over the fair share; 1 is balanced
-        "moe/min_load_ratio": load.min(),
-        "moe/routing_entropy": routing_entropy(counts).min(),  # of the load, 1 is uniform
-        "moe/bias_range": jnp.ptp(bias, axis=-1).max(),
-        "moe/margin_min": lowest.min(),
-        "moe/margin_max": highest.max(),
-        "moe/load_balance": load_balance(counts, sums["probability"], tokens).max(),
-        "moe/sequence_balance": (sums["sequence_balance"] / tokens).max(),
-        "moe/router_z": (sums["router_z"] / tokens).max(),
-        "moe/dropped": sums["dropped"].sum() / assignments,  # by experts, of all assignments
-        "moe/sender_dropped": sums["sender_dropped"].sum() / assignments,
-    }
+def unless_skipped(
+    old: State,
+    new: State,
+    loss: Float[Array, ""],
+    grad_norm: Float[Array, ""],
+    recovery: Recovery,
+) -> tuple[State, Bool[Array, ""]]:
+    """The new state, or what the guard says: the old model and moments, and the step counted.
+
+    Whole numbers of an optimizer count its steps; they go on, so that the learning rate stays that
+    of the step.
+    """
+    assert old.guard is not None
+    skip, guard = judge(old.guard, loss, grad_norm, recovery)
+
+    def keep(before, after):
+        return jnp.where(skip, before, after) if eqx.is_inexact_array(after) else after
+
+    model, optimizer = jax.tree.map(keep, old[:2], new[:2])
+    return State(model, optimizer, new.step, guard), skip
 
 
 @eqx.filter_jit

@@ -80,7 +80,8 @@ class WandbMirror:
             if self.url:
                 self._say(f"Weights & Biases: {self.url}")
             for row in iter(self._rows.get, None):
-                run.log(dict(row), step=row["step"])
+                numbers = {key: value for key, value in row.items() if not isinstance(value, list)}
+                run.log(numbers, step=row["step"])
             run.finish()
         except (wandb.Error, OSError, TimeoutError) as error:
             self._say(f"warning: Weights & Biases is not reached: {error}; training goes on")

@@ -6,7 +6,7 @@ import pytest
 
 from marin_dagster.data.tokenizer import load_tokenizer
 from marin_dagster.evaluation.export import ExportHuggingFace
-from marin_dagster.training.checkpoint import load_model
+from marin_dagster.training.model_files import load_model
 from tests.fake_context import build
 from tests.unit.data.corpus import TOKENIZER, build_tokenizer
 from tests.unit.evaluation.models import MODEL

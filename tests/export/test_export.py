@@ -1,5 +1,6 @@
 """The exported folder is what `transformers` needs, and a wrong one is refused."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -10,16 +11,43 @@ import transformers
 
 from marin_dagster.data.tokenizer import count_control_spellings
 from marin_dagster.data.tokenizer_gate import odd_strings
-from marin_dagster.evaluation.export_build import hugging_face_tensors
+from marin_dagster.evaluation.export import ExportHuggingFace
 from marin_dagster.evaluation.export_check import compare_with_transformers
+from marin_dagster.evaluation.export_mapping import hugging_face_tensors
+from marin_dagster.models.dense import DenseConfig
 from marin_dagster.posttraining.chat import render
 from marin_dagster.recipe import StageError
-from marin_dagster.training.checkpoint import to_host
+from marin_dagster.training.model_files import to_host
+from tests.fake_context import build
+from tests.unit.data.corpus import TOKENIZER
+from tests.unit.evaluation.models import SMALL, RandomModel
+
+# Two layers, of which the last is global; prompts are longer than the window.
+LOCAL = dataclasses.replace(SMALL, num_layers=2, sliding_window=8)
+DENSE = DenseConfig(
+    hidden_dim=16,
+    num_layers=1,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    intermediate_dim=24,
+    seq_len=64,
+)
 
 
 def test_logits_equal_ours(exported):
     assert exported.summary.numbers["logits_checked"] is True
     assert exported.summary.numbers["logits_max_difference"] <= 1e-4
+
+
+@pytest.mark.parametrize("model", [LOCAL, DENSE], ids=["local layers", "dense"])
+def test_logits_of_other_models_equal_ours(exported, model):
+    checkpoint = RandomModel(name=type(model).__name__.lower(), version="dev", model=model)
+    build(checkpoint, exported.root)
+    export = ExportHuggingFace(
+        name=checkpoint.name, version="dev", checkpoint=checkpoint, tokenizer=TOKENIZER
+    )
+    assert build(export, exported.root).numbers["logits_max_difference"] <= 1e-4
 
 
 def test_every_value_of_the_model_is_in_the_file_once(exported):

@@ -9,6 +9,7 @@ from marin_dagster.failure import (
     RETRIES,
     Terminated,
     evidence_of,
+    exit_code_of,
     judge_exit,
     message_of,
     reason_of,
@@ -25,11 +26,19 @@ from marin_dagster.recipe import REASONS, StageError
         (-15, 0, "preempted", {"signal": "SIGTERM", "exit_code": 143}),
         (143, 0, "preempted", {"exit_code": 143}),
         (75, 0, "preempted", {"exit_code": 75}),
+        (124, 0, "hang", {"exit_code": 124}),
         (1, 2, "error", {"exit_code": 1}),
     ],
 )
 def test_the_end_of_a_process_is_told_by_signal_exit_code_and_kernel(code, kills, reason, evidence):
     assert judge_exit(code, oom_kills=kills) == (reason, evidence)
+
+
+def test_a_worker_tells_how_it_ended_by_a_code_that_is_read_as_the_same_reason():
+    for reason in ("preempted", "hang", "error"):
+        code = exit_code_of(StageError(reason, "as it was"))
+        assert judge_exit(code, oom_kills=0)[0] == reason
+    assert all(exit_code_of(StageError(reason, "as it was")) != 0 for reason in REASONS)
 
 
 @pytest.mark.parametrize(

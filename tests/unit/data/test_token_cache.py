@@ -88,7 +88,7 @@ def test_another_format_version_is_refused(tmp_path):
     write_cache(tmp_path)
     meta = json.loads((tmp_path / "cache.json").read_text()) | {"format_version": 99}
     (tmp_path / "cache.json").write_text(json.dumps(meta))
-    with pytest.raises(StageError, match=r"format_version=99, this code reads 1"):
+    with pytest.raises(StageError, match=r"format_version=99, this code reads 2"):
         TokenCacheReader(str(tmp_path))
 
 

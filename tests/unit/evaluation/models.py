@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from marin_dagster.kinds import Checkpoint, Tasks, Tokenizer
-from marin_dagster.models.config import MoEConfig
+from marin_dagster.models.config import ModelConfig, MoEConfig, RoutedConfig
 from marin_dagster.recipe import Context, Summary
 from tests.unit.data.corpus import TOKENIZER, text
 
@@ -31,6 +31,7 @@ class RandomModel(Checkpoint):
     stage: ClassVar[str] = "checkpoints"
     tokenizer: Tokenizer = TOKENIZER
     chat: bool = False
+    model: ModelConfig = SMALL
 
     def build(self, ctx: Context) -> Summary:
         import equinox as eqx
@@ -38,13 +39,13 @@ class RandomModel(Checkpoint):
 
         from marin_dagster.data.tokenizer import load_tokenizer
         from marin_dagster.models.router import with_router_bias
-        from marin_dagster.models.transformer import Transformer
-        from marin_dagster.training.checkpoint import save_model
+        from marin_dagster.training.model_files import save_model
 
         tokenizer = load_tokenizer(ctx.path(self.tokenizer))
-        model = eqx.filter_jit(Transformer)(SMALL, tokenizer.vocab_size, jax.random.key(0))
-        shape = (SMALL.num_layers, SMALL.num_experts)
-        model = with_router_bias(model, 0.2 * jax.random.normal(jax.random.key(1), shape))
+        model = eqx.filter_jit(self.model.make)(tokenizer.vocab_size, jax.random.key(0))
+        if isinstance(self.model, RoutedConfig):
+            shape = (self.model.num_layers, self.model.num_experts)
+            model = with_router_bias(model, 0.2 * jax.random.normal(jax.random.key(1), shape))
         save_model(model, ctx.out, {"tokenizer": tokenizer.digest, "chat": self.chat})
         return Summary(numbers={})
 

@@ -9,7 +9,7 @@ from marin_dagster.data.tokenizer import load_tokenizer
 from marin_dagster.evaluation.language_model import JaxLanguageModel
 from marin_dagster.evaluation.scoring import Request, score
 from marin_dagster.posttraining.chat import render_prompt
-from marin_dagster.training.checkpoint import load_model
+from marin_dagster.training.model_files import load_model
 from tests.fake_context import build
 from tests.unit.data.corpus import TOKENIZER, build_tokenizer
 from tests.unit.evaluation.models import MODEL, SMALL

@@ -62,8 +62,24 @@ def test_blocks_equal_the_dense_reference_in_value_and_gradient(concentrated):
 
 def test_every_assignment_has_its_own_place_in_a_block_of_its_expert():
     chosen = expert_arguments(concentrated=True)[2]
-    places, block_expert, source = block_layout(chosen, 8)
-    block = source.size // block_expert.size
-    assert len(set(np.asarray(places).ravel().tolist())) == TOKENS * 3
-    np.testing.assert_array_equal(block_expert[places // block], chosen)
-    np.testing.assert_array_equal(source[places].ravel(), np.arange(TOKENS * 3))
+    layout = block_layout(chosen, 8)
+    rows = layout.source.size // layout.block_expert.size
+    assert len(set(np.asarray(layout.places).ravel().tolist())) == TOKENS * 3
+    np.testing.assert_array_equal(layout.block_expert[layout.places // rows], chosen)
+    np.testing.assert_array_equal(layout.source[layout.places].ravel(), np.arange(TOKENS * 3))
+    assert int(layout.places.max()) < int(layout.num_blocks) * rows
+
+
+def test_an_assignment_without_expert_adds_nothing_and_gets_no_gradient():
+    x, weights, chosen, gate_up, down = expert_arguments(concentrated=False)
+    gone = jnp.zeros(chosen.shape, bool).at[::3, 1].set(True)
+
+    def total(weights, chosen):
+        return jnp.sum(jnp.sin(apply_experts(x, weights, chosen, gate_up, down)))
+
+    grad = jax.jit(jax.value_and_grad(total))
+    value, got = grad(weights, jnp.where(gone, 8, chosen))
+    zeroed, _ = grad(jnp.where(gone, 0, weights), chosen)
+    assert float(value) == pytest.approx(float(zeroed), rel=1e-5)
+    np.testing.assert_array_equal(np.asarray(got)[np.asarray(gone)], 0)
+    assert np.all(np.asarray(got)[~np.asarray(gone)] != 0)

@@ -6,16 +6,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marin_dagster.models.router import router_bias, with_router_bias
+from marin_dagster.models.dense import DenseConfig
+from marin_dagster.models.router import with_router_bias
 from marin_dagster.models.transformer import Transformer
 from tests.unit.models.test_layers import TINY
 
 VOCAB = 40
 
 
+# A local and a global layer, with experts at a width of their own.
+LOCAL = dataclasses.replace(TINY, sliding_window=6, expert_latent_dim=4)
+
+
 @pytest.fixture(scope="module")
 def model() -> Transformer:
-    plain = Transformer(TINY, VOCAB, jax.random.key(0))
+    plain = LOCAL.make(VOCAB, jax.random.key(0))
     return with_router_bias(plain, 0.1 * jax.random.normal(jax.random.key(1), (2, 4)))
 
 
@@ -82,11 +87,43 @@ def test_the_statistics_are_stacked_over_layers(model):
     np.testing.assert_array_equal(stats["valid"], 2 * 24)
 
 
-def test_the_parameter_count_is_that_of_the_arrays():
-    config = dataclasses.replace(TINY, num_shared_experts=2)
-    model = Transformer(config, VOCAB, jax.random.key(0))
-    arrays = sum(leaf.size for leaf in jax.tree.leaves(model))
-    count = config.parameters(VOCAB)
-    assert count.total == arrays - router_bias(model).size
-    idle = config.num_layers * 2 * 3 * config.hidden_dim * config.expert_dim
+def test_idle_experts_are_not_active():
+    count = TINY.parameters(VOCAB)
+    idle = TINY.num_layers * 2 * 3 * TINY.hidden_dim * TINY.expert_dim
     assert count.active == count.total - idle
+
+
+def test_every_fourth_and_the_last_layer_are_global():
+    config = dataclasses.replace(TINY, num_layers=6, sliding_window=8)
+    assert config.windows == (8, 8, 8, None, 8, None)
+    made = jax.eval_shape(lambda: config.make(VOCAB, jax.random.key(0)))
+    assert tuple(layer.attention.window for layer in made.layers) == config.windows
+
+
+def test_a_token_of_a_local_layer_does_not_see_beyond_its_window():
+    config = dataclasses.replace(TINY, num_layers=2, sliding_window=6)
+    layer = config.make(VOCAB, jax.random.key(0)).layers[0]
+    x = jax.random.normal(jax.random.key(1), (1, 24, 16))
+    attend = eqx.filter_jit(layer.attention)
+    segments = jnp.zeros((1, 24), jnp.int32)
+    moved = attend(x.at[:, 10].add(1.0), segments) - attend(x, segments)
+    assert np.abs(np.asarray(moved)).max((0, 2)).nonzero()[0].tolist() == [*range(10, 16)]
+
+
+def test_a_dense_model_has_no_statistics_and_reads_like_it_decodes():
+    config = DenseConfig(
+        hidden_dim=16,
+        num_layers=1,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=8,
+        intermediate_dim=24,
+        seq_len=24,
+    )
+    model = config.make(VOCAB, jax.random.key(0))
+    hidden, stats, _ = read(model, tokens(0))
+    assert stats == {}
+    places = jnp.broadcast_to(jnp.arange(24), (2, 24))
+    np.testing.assert_allclose(
+        decode(model, tokens(0), places, model.empty_cache(2, 24))[0], hidden, atol=1e-5
+    )

@@ -7,8 +7,8 @@ import pytest
 from marin_dagster.data.tokenize import TokenizeConversations
 from marin_dagster.posttraining.sft import SupervisedFineTune
 from marin_dagster.recipe import StageError
-from marin_dagster.training.checkpoint import load_model
-from marin_dagster.training.optimizer import OptimizerConfig
+from marin_dagster.training.model_files import load_model
+from marin_dagster.training.optimizer import AdamW
 from marin_dagster.training.schedule import Linear
 from tests.fake_context import build
 from tests.unit.data.corpus import CHATS, TOKENIZER
@@ -24,7 +24,7 @@ SFT = SupervisedFineTune(
     checkpoint=PRETRAIN,
     tokenizer=TOKENIZER,
     conversations=CHAT_TOKENS,
-    optimizer=OptimizerConfig(learning_rate=1e-2, schedule=Linear(warmup_steps=2)),
+    optimizer=AdamW(learning_rate=1e-2, schedule=Linear(warmup_steps=2)),
     num_steps=8,
     batch_size=2,
     seed=0,

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import json
 import os
 from pathlib import Path
@@ -14,22 +15,21 @@ from marin_dagster.kinds import Checkpoint
 from marin_dagster.models.router import router_bias, with_router_bias
 from marin_dagster.models.transformer import Transformer
 from marin_dagster.recipe import Placement, StageError
-from marin_dagster.training import checkpoint, loop
+from marin_dagster.training import loop, model_files, points
 from marin_dagster.training.balance import Balance
 from marin_dagster.training.loop import Run, train
 from marin_dagster.training.metrics import read_metrics
-from marin_dagster.training.optimizer import OptimizerConfig
+from marin_dagster.training.optimizer import AdamW
 from marin_dagster.training.schedule import WarmupStableDecay
+from marin_dagster.training.step import make_step
 from tests.fake_context import FakeContext
 from tests.unit.models.test_layers import TINY
 
 VOCAB, ROWS = 30, 4
 GOLDEN = Path(__file__).parents[2] / "golden" / "losses.json"
 RUN = Run(
-    optimizer=OptimizerConfig(
-        learning_rate=1e-2, schedule=WarmupStableDecay(warmup_steps=2, decay_steps=4)
-    ),
-    num_steps=10,
+    optimizer=AdamW(learning_rate=1e-2, schedule=WarmupStableDecay(warmup_steps=2, decay_steps=4)),
+    num_steps=20,
     z_loss_weight=1e-4,
     steps_per_checkpoint=4,
 )
@@ -62,6 +62,9 @@ class CountingRows:
             sources=np.zeros(ROWS, np.int32),
         )
 
+    def metrics(self, step: int) -> dict[str, float]:
+        return {"mixture/stage": step // 5}
+
 
 def context(root: Path) -> FakeContext:
     recipe = ToyRun(name="toy", version="dev")
@@ -71,6 +74,14 @@ def context(root: Path) -> FakeContext:
 def run(root: Path, rows: CountingRows | None = None, how: Run = RUN, keep=None):
     model = Transformer(TINY, VOCAB, jax.random.key(0))
     return train(context(root), model, rows or CountingRows(), {}, ROWS, how, keep)[:2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled_once():
+    """Runs of the same settings share their compiled step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "make_step", functools.cache(make_step))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +99,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one(uninterrupted, tmp_path):
         run(tmp_path, CountingRows(dies_at=6))
     model, history = run(tmp_path)
     assert eqx.tree_equal(model, uninterrupted[0])
-    assert [row["step"] for row in history] == list(range(1, 11))
-    assert [row["attempt"] for row in history] == [1] * 4 + [2] * 6
+    assert [row["step"] for row in history] == list(range(1, 21))
+    assert [row["attempt"] for row in history] == [1] * 4 + [2] * 16
+    assert [row["mixture/stage"] for row in history] == [step // 5 for step in range(20)]
     for row, want in zip(history, uninterrupted[1], strict=True):
         assert row["train/loss"] == want["train/loss"]
         assert row["train/learning_rate"] == want["train/learning_rate"]
@@ -99,7 +111,7 @@ def test_snapshots_are_handed_over_at_their_steps_and_change_no_number(uninterru
     kept = {}
 
     def keep(step, model, history):
-        kept[step] = ([row["step"] for row in history], checkpoint.to_host(model))
+        kept[step] = ([row["step"] for row in history], model_files.to_host(model))
 
     how = dataclasses.replace(RUN, snapshots=(3, 5))
     model, history = run(tmp_path, how=how, keep=keep)
@@ -126,15 +138,10 @@ def test_a_loss_that_is_not_finite_ends_the_run_as_diverged(tmp_path):
 
 
 def test_a_checkpoint_that_cannot_be_written_fails_the_run(tmp_path, monkeypatch):
-    class FullDisk(checkpoint.Saver):
-        def __init__(self, folder):
-            super().__init__(folder, self.refuse)
+    def refuse(*_):
+        raise OSError("no space left on device")
 
-        @staticmethod
-        def refuse(tensors, path):
-            raise OSError("no space left on device")
-
-    monkeypatch.setattr(loop, "Saver", FullDisk)
+    monkeypatch.setattr(points, "publish", refuse)
     with pytest.raises(StageError, match="no space left on device"):
         run(tmp_path)
 

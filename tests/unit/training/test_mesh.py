@@ -33,7 +33,7 @@ def start(meshes: tuple[str, ...], devices: int, *arguments: int) -> subprocess.
 
 
 def finish(process: subprocess.Popen) -> dict:
-    out, _ = process.communicate(timeout=300)
+    out, _ = process.communicate(timeout=900)
     assert process.returncode == 0
     return json.loads(out.splitlines()[-1])
 

@@ -10,8 +10,8 @@ import pytest
 
 from marin_dagster.data.tokenizer import load_tokenizer
 from marin_dagster.recipe import StageError
-from marin_dagster.training.checkpoint import load_model
 from marin_dagster.training.metrics import read_metrics
+from marin_dagster.training.model_files import load_model
 from marin_dagster.training.outputs import Snapshots
 from tests.fake_context import FakeContext
 from tests.unit.data.corpus import TOKENIZER, build_tokenizer

@@ -6,9 +6,10 @@ import pytest
 from marin_dagster.data.tokenize import TokenizeDocuments
 from marin_dagster.models.config import MoEConfig
 from marin_dagster.recipe import Placement, StageError
-from marin_dagster.training.checkpoint import load_model
 from marin_dagster.training.metrics import read_metrics
-from marin_dagster.training.optimizer import OptimizerConfig
+from marin_dagster.training.model_files import load_model
+from marin_dagster.training.optimizer import AdamW
+from marin_dagster.training.phases import Phase, Phases, Stage
 from marin_dagster.training.pretrain import Pretrain
 from marin_dagster.training.schedule import Linear
 from tests.fake_context import build
@@ -35,7 +36,7 @@ PRETRAIN = Pretrain(
         num_shared_experts=1,
         seq_len=384,
     ),
-    optimizer=OptimizerConfig(learning_rate=1e-2, schedule=Linear(warmup_steps=3)),
+    optimizer=AdamW(learning_rate=1e-2, schedule=Linear(warmup_steps=3)),
     num_steps=30,
     batch_size=2,
     seed=0,
@@ -95,3 +96,47 @@ def test_a_cache_of_another_tokenizer_is_refused(built):
 def test_a_source_that_would_never_be_sampled_is_refused():
     with pytest.raises(ValueError, match=r"weight=0 of tokenized/train@dev is not positive"):
         dataclasses.replace(PRETRAIN, data=((TRAIN, 0),))
+
+
+PHASES = Phases(
+    phases=(
+        Phase(from_step=0, seq_len=96, batch_size=8),
+        Phase(from_fraction=0.5, seq_len=384, batch_size=2),
+    )
+)
+
+
+def test_context_and_mixture_change_on_the_way(built):
+    other = dataclasses.replace(TRAIN, name="train-2", validation_fraction=0.3)
+    build(other, built[0])
+    recipe = dataclasses.replace(
+        PRETRAIN,
+        name="staged",
+        num_steps=8,
+        steps_per_eval=None,
+        phases=PHASES,
+        stages=(Stage(from_step=6, data=((TRAIN, 1.0), (other, 3.0))),),
+    )
+    assert recipe.inputs == (TOKENIZER, TRAIN, other, HELD_OUT)
+    summary = build(recipe, built[0], **QUIET)
+    rows = read_metrics(os.path.join(built[0], "artifacts", recipe.address, "metrics.jsonl"))
+    assert [row["mixture/context"] for row in rows] == [96] * 4 + [384] * 4
+    assert [row["mixture/stage"] for row in rows] == [0] * 6 + [1] * 2
+    assert [row["tokens"] for row in rows] == [768 * step for step in range(1, 9)]
+    table = {row["source"]: row for row in summary.tables["Data"]}
+    assert table[other.address]["requested share"] == pytest.approx(0.1875)
+    assert table[other.address]["realised share"] == pytest.approx(0.1875)
+    assert summary.numbers["flops"] == pytest.approx(recipe.cost({})["flops"], rel=0.01)
+    assert recipe.cost({})["flops"] < dataclasses.replace(recipe, phases=None).cost({})["flops"]
+
+
+def test_phases_must_fit_the_model_and_the_batch():
+    short = Phases(phases=PHASES.phases[:1])
+    with pytest.raises(ValueError, match="seq_len=384 of checkpoints/tiny@dev is not the longest"):
+        dataclasses.replace(PRETRAIN, phases=short)
+    with pytest.raises(ValueError, match=r"batch_size=4 .* is not the 768 tokens per step"):
+        dataclasses.replace(PRETRAIN, phases=PHASES, batch_size=4)
+    with pytest.raises(ValueError, match="a stage begins at step 30, which a run of num_steps=30"):
+        dataclasses.replace(PRETRAIN, stages=(Stage(from_step=30, data=((TRAIN, 1.0),)),))
+    with pytest.raises(ValueError, match="is empty; give at least one"):
+        dataclasses.replace(PRETRAIN, stages=(Stage(from_step=3, data=()),))

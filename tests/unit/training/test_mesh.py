@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
@@ -15,12 +16,10 @@ from marin_dagster.training.mesh import mesh_shape
 TOLERANCE = 1e-5
 ALONE = ("replica=4", "data=8", "tensor=2", "context=4")
 TOGETHER = ("expert=4", "expert=4@ring", "expert=4@ragged", "expert=2,context=2,tensor=2")
-LIMITED = "expert=4@senders"
 
 
 def start(meshes: tuple[str, ...], devices: int, *arguments: int) -> subprocess.Popen:
-    flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    flags += " --xla_force_host_platform_device_count="
+    flags = "--xla_backend_optimization_level=0 --xla_force_host_platform_device_count="
     return subprocess.Popen(
         [
             *(sys.executable, "-m", "tests.unit.training.sharded", ";".join(meshes)),
@@ -46,17 +45,20 @@ def free_port() -> int:
 
 def test_a_sharded_step_has_the_losses_and_gradients_of_one_device():
     """Every axis alone and some together, on eight devices: side by side, for the time's sake."""
-    running = [start(meshes, 8) for meshes in ((*ALONE, LIMITED), TOGETHER)]
-    alone, together = map(finish, running)
-    for found, meshes in ((alone, ALONE), (together, TOGETHER)):
+    running = [start(meshes, 8) for meshes in (ALONE, TOGETHER)]
+    for found, meshes in zip(map(finish, running), (ALONE, TOGETHER), strict=True):
         assert found["devices"] == 8
         assert found["dropped"] > 0  # the capacity is the whole batch's on every mesh
-        for mesh in meshes:
-            error, name = found["worst"][mesh]
+        assert set(found["worst"]) == set(meshes)
+        for mesh, (error, name) in found["worst"].items():
             assert error < TOLERANCE, (mesh, name)
-            assert found["sent"][mesh] == 0
-    assert 0 < alone["sent"][LIMITED] < 100  # what a sender cannot send is counted
-    assert TOLERANCE < alone["worst"][LIMITED][0] < 10
+
+
+def test_what_a_sender_cannot_send_is_counted_and_changes_the_rest_of_the_step_a_little():
+    found = finish(start(("expert=4@senders",), 4))
+    assert 0 < found["sent"]["expert=4@senders"] < 100
+    assert found["worst"]["expert=4@senders"][0] > 1e-4
+    assert np.isfinite(found["worst"]["expert=4@senders"][0])
 
 
 def test_two_processes_have_the_losses_and_gradients_of_one_device():

@@ -32,7 +32,7 @@ SIZES = {
     "batch_size": 8,
     "num_steps": 1000,  # of the schedule
     "learning_rate": 3e-4,
-    "torch_experts": "grouped_mm",  # the fastest that transformers has on a CPU
+    "torch_experts": "grouped_mm",
 }
 EXPERTS = {
     8: {"num_experts": 8, "num_experts_per_token": 2, "expert_dim": 512, "num_shared_experts": 1},

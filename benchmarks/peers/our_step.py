@@ -7,7 +7,7 @@ import numpy as np
 from serve import Peer, serve
 
 from marin_dagster.models.config import MoEConfig
-from marin_dagster.training.optimizer import OptimizerConfig
+from marin_dagster.training.optimizer import AdamW
 from marin_dagster.training.schedule import WarmupStableDecay
 from marin_dagster.training.step import evaluation_sums, initial_state, make_step
 
@@ -27,7 +27,7 @@ def start(sizes: dict[str, Any]) -> Peer:
     )
     num_steps = sizes["num_steps"]
     schedule = WarmupStableDecay(warmup_steps=num_steps // 10, decay_steps=num_steps // 2)
-    optimizer = OptimizerConfig(learning_rate=sizes["learning_rate"], schedule=schedule)
+    optimizer = AdamW(learning_rate=sizes["learning_rate"], schedule=schedule)
     model = config.make(sizes["vocab_size"], jax.random.key(0))
     state = initial_state(model, optimizer, num_steps)
     run = make_step(optimizer, num_steps, 0.0)

@@ -36,7 +36,7 @@ def start(folder: Path, *words: str) -> subprocess.Popen:
 
 def build(folder: Path, *words: str) -> tuple[int, str]:
     process = start(folder, *words)
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=400)
     return process.returncode, output
 
 
@@ -82,7 +82,7 @@ def _steps(opened: dg.DagsterInstance) -> list[dg.DagsterRun]:
 
 def processes_of_two(prefix: str) -> list[str]:
     """Waits until two steps are under way; returns their process numbers."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         pids = [path.read_text() for path in Path(f"{prefix}.meeting").glob("*")]
         if len(pids) == 2 and all(pids):
@@ -97,9 +97,9 @@ def test_an_interrupt_ends_all_steps_and_frees_their_addresses(folder, prefix, n
     pids = processes_of_two(prefix)
     sent = time.monotonic()
     process.send_signal(number)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=200)
     assert process.returncode != 0
-    assert time.monotonic() - sent < 15
+    assert time.monotonic() - sent < 45
     assert not [pid for pid in pids if Path("/proc", pid).exists()], output
     last = Store(prefix).last_attempt(find("filtered/lonely@dev"))
     assert (last.state, last.reason) == ("failed", "user_cancel")

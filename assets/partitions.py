@@ -21,12 +21,16 @@ def partitions_of(stage: str) -> dg.StaticPartitionsDefinition:
 def deps_of(stage: str) -> list[dg.AssetDep]:
     """One dependency per upstream stage, with the exact keys that each key reads.
 
-    Only built-in static mappings survive the way to the webserver and the daemon.
+    Only built-in static mappings survive the way to the webserver and the daemon. Dagster knows no
+    static mapping of an asset onto itself: a run that extends another is ordered by `build`, and
+    refuses to start by itself before the other one is complete.
     """
     edges: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for recipe in catalog().values():
         if recipe.stage == stage:
             for item in recipe.needs:
+                if item.stage == stage:
+                    continue
                 edges[item.stage][item.key].add(recipe.key)
     return [
         dg.AssetDep(

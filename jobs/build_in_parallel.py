@@ -43,6 +43,7 @@ def submit(context: dg.OpExecutionContext, config: Targets, store: StoreResource
     if not missing:
         context.log.info(f"{', '.join(config.targets)}: all that is needed is complete")
         return
+    refuse_chains(missing)
     backfill = backfill_with(context.instance, missing)
     if backfill is not None:
         context.log.info(f"backfill {backfill} builds all of this already; nothing was submitted")
@@ -64,6 +65,22 @@ def submit(context: dg.OpExecutionContext, config: Targets, store: StoreResource
 )
 def build_in_parallel():
     submit()
+
+
+def refuse_chains(missing: Iterable[Recipe]) -> None:
+    """Raises Failure where one partition of an asset needs another: a backfill orders assets."""
+    chains = {
+        recipe.address: need.address
+        for recipe in missing
+        for need in recipe.needs
+        if need.stage == recipe.stage and need in missing
+    }
+    for later, earlier in chains.items():
+        raise dg.Failure(
+            f"{later} goes on from {earlier}, which is missing too, and a backfill does not order "
+            f"partitions of one asset; build {earlier} first, or both with the asset `build`",
+            allow_retries=False,
+        )
 
 
 def backfill_with(instance: dg.DagsterInstance, recipes: Iterable[Recipe]) -> str | None:

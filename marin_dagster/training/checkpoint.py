@@ -13,7 +13,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,15 @@ from marin_dagster.training.points import PERMANENT, TEMPORARY, Place
 KEPT = 2  # temporary points; the older one serves when the newest does not verify
 COMMIT_SECONDS = 3600  # the longest that processes wait for one another in one save
 WRITE_ERRORS = (OSError, ValueError, RuntimeError)  # of Orbax and TensorStore, a full disk too
+
+
+class Origin(NamedTuple):
+    """A permanent point of another run, from which this one goes on."""
+
+    address: str  # of that run
+    folder: str  # with its points
+    identity: str  # the fingerprint of its recipe
+    step: int
 
 
 class Restored:
@@ -123,16 +132,25 @@ class Saver:
             except WRITE_ERRORS as error:
                 raise self._failed(error) from error
 
-    def restore(self, like: Any, before: int | None = None) -> Restored | None:
+    def restore(
+        self, like: Any, before: int | None = None, origin: Origin | None = None
+    ) -> Restored | None:
         """Fills a state of arrays from the newest point that verifies; None when there is none.
 
         Every array comes back with the sharding that it has in `like`, whatever mesh it was saved
-        from. With `before`, only points of lower steps count.
+        from. With `before`, only points of lower steps count; with `origin`, that one point does.
 
-        Raises StageError("bad_input") that lists the names, shapes and types that do not fit.
+        Raises StageError("bad_input") that lists the names, shapes and types that do not fit, and
+        for an origin that is not there.
         """
         self.wait()
-        place = self._agreed_newest(before)
+        place = self._agreed_newest(before, origin)
+        if origin is not None and (place is None or place.step != origin.step):
+            raise StageError(
+                "bad_input",
+                f"{origin.folder} holds no resume point of step {origin.step} of {origin.address} "
+                "that verifies; build that run again, with --force",
+            )
         if place is None:
             return None
         manifest = points.read_manifest(place.folder)
@@ -144,7 +162,8 @@ class Saver:
         refuse_misfit(like, saved, place.folder)
         arrays = _read_arrays(place.state, named_arrays(like))
         self.last_durable = place.step
-        self.lineage = [pair for pair in manifest["lineage"] if pair[0] <= place.attempt]
+        line = [] if origin else manifest["lineage"]
+        self.lineage = [pair for pair in line if pair[0] <= place.attempt]
         return Restored(place, fill(like, arrays, place.folder), points.read_facts(place))
 
     def branch(self, attempt: int, step: int) -> None:
@@ -152,21 +171,23 @@ class Saver:
         self.attempt = attempt
         self.lineage = [*self.lineage, [attempt, step]]
 
-    def _agreed_newest(self, before: int | None) -> Place | None:
+    def _agreed_newest(self, before: int | None, origin: Origin | None) -> Place | None:
         """The first process looks and verifies; the others believe it."""
-        found = None
+        found, roots, identity = None, self.roots, self.identity
+        if origin is not None:
+            roots, identity, before = (origin.folder,), origin.identity, origin.step + 1
         if _is_first():
-            found = points.newest(self.roots, self.identity, self._log, before)
+            found = points.newest(roots, identity, self._log, before)
             highest = max((place.attempt for place in points.places(self.roots)), default=0)
             self.attempt = max(self.attempt, 1 + highest)
         if jax.process_count() == 1:
             return found
-        root = self.roots.index(os.path.dirname(found.folder)) if found else -1
+        root = roots.index(os.path.dirname(found.folder)) if found else -1
         told = [root, found.step if found else 0, found.attempt if found else 0, self.attempt]
         root, step, attempt, self.attempt = multihost_utils.broadcast_one_to_all(
             np.array(told, np.int32)
         ).tolist()
-        return None if root < 0 else Place.of(self.roots[root], step, attempt)
+        return None if root < 0 else Place.of(roots[root], step, attempt)
 
     def _start(self, place: Place, arrays: Mapping[str, Any]) -> None:
         """Begins to write arrays; all processes do so, each for its part."""

@@ -63,6 +63,33 @@ def check_extension(
     )
 
 
+def check_extended(
+    optimizer: OptimizerConfig, base: OptimizerConfig, planned_steps: int, num_steps: int
+) -> Extension:
+    """The schedule of a run that goes on where one of `planned_steps` steps with `base` was.
+
+    Raises ValueError that lists the differences when it is not an `Extension` of that one's.
+    """
+    schedule = optimizer.schedule
+    if not isinstance(schedule, Extension):
+        raise ValueError(
+            "a run that extends another has to say how its learning rate goes on; give the "
+            f"optimizer schedule=Extension(schedule={base.schedule}, planned_steps="
+            f"{planned_steps}, at=<a step that the other run kept>, policy='keep', 'rewarm' or "
+            "'decay')"
+        )
+    planned = dataclasses.replace(optimizer, schedule=schedule.schedule)
+    rows = payload_diff(describe(base, planned_steps), describe(planned, schedule.planned_steps))
+    if rows:
+        listed = "; ".join(f"{path} {old} → {new}" for path, old, new in rows[:8])
+        raise ValueError(f"the run that is extended has another optimizer or length ({listed})")
+    if not schedule.at < num_steps:
+        raise ValueError(
+            f"num_steps={num_steps} is not above at={schedule.at}, where the extension begins"
+        )
+    return schedule
+
+
 def join(stored: Mapping[str, Any], optimizer: OptimizerConfig, num_steps: int, step: int) -> Join:
     """The learning rates on both sides of step `step`."""
     was = stored["optimizer"]

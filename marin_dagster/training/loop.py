@@ -9,7 +9,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ from marin_dagster.recipe import Context, StageError
 from marin_dagster.termination import termination
 from marin_dagster.training.alarms import Alarms
 from marin_dagster.training.balance import Balance
-from marin_dagster.training.checkpoint import Restored, Saver
+from marin_dagster.training.checkpoint import Origin, Restored, Saver
 from marin_dagster.training.evaluate import evaluate
 from marin_dagster.training.extension import check_extension, describe
 from marin_dagster.training.guard import empty_guard
@@ -54,6 +54,7 @@ LIVE = (  # what one follows while it trains; the rest is in metrics.jsonl
     "tokens",
 )
 LOAD_STEPS = 10  # how often the load of every expert is logged
+RESUME = "resume"  # the folder of resume points
 AGREED_STEPS = 16  # how often several processes ask the first one's clock
 
 
@@ -71,6 +72,7 @@ class Run:
     keep_checkpoints: tuple[KeepEvery, ...] = ()  # permanent resume points
     snapshots: tuple[int, ...] = ()  # steps whose model is handed to `keep`
     recovery: Recovery | None = None  # None: the first bad step ends the run
+    origin: Origin | None = None  # None: it begins with the model that is given
 
 
 def train(
@@ -95,18 +97,13 @@ def train(
     Raises StageError: "diverged" when `run.recovery` has no way on, "bad_input" for a resume point
     of other data or another model, "error" when a resume point could not be written.
     """
-    roots = [os.path.join(ctx.work, "resume")]
-    roots += [
-        os.path.join(root, ctx.recipe.stage, ctx.recipe.key)
-        for root in ctx.placement.checkpoint_roots
-    ]
     timeline = Timeline(ctx)
     devices = ctx.placement.devices
     mesh = make_mesh(devices.mesh)
     try:
         with (
             on_mesh(mesh, devices),
-            Saver(roots, ctx.recipe.fingerprint, ctx.log) as saver,
+            Saver(resume_roots(ctx), ctx.recipe.fingerprint, ctx.log) as saver,
         ):
             loop = _Loop(ctx, run, batches, timeline, saver, mesh)
             loop.validation, loop.batch_size, loop.keep = validation, batch_size, keep
@@ -116,6 +113,13 @@ def train(
     finally:
         timeline.close()
     return loop.state.model, read_metrics(timeline.path), timeline.url
+
+
+def resume_roots(ctx: Context) -> list[str]:
+    """The folders of a run's resume points, that of permanent ones last."""
+    roots = ctx.placement.checkpoint_roots
+    placed = [os.path.join(root, ctx.recipe.stage, ctx.recipe.key) for root in roots]
+    return [os.path.join(ctx.work, RESUME), *placed]
 
 
 class _Loop:
@@ -162,13 +166,20 @@ class _Loop:
         state = initial_state(model, run.optimizer, run.num_steps, run.recovery)
         self.state = shard_state(state, self.mesh)
         found = self.saver.restore(self.state)
+        origin = run.origin if found is None else None
+        if origin is not None:
+            found = self.saver.restore(self.state, origin=origin)
         self.timeline.begin(self.saver.attempt)
         attempt, start = self.timeline.attempt, 0 if found is None else found.step
         self.saver.branch(attempt, start)
         self.timeline.event(start, "attempt", **_devices())
         if found is None:
             return
-        self._take(found)
+        said = self._take(found)
+        if origin is not None:
+            self.standing = replace(self.standing, branch=0)  # attempts are counted anew
+            self.timeline.event(start, "extend", run=origin.address, saved_loss=self.loss, how=said)
+            return
         lost = max(0, self.timeline.reached - self.step)
         self.resumed_at = self.step
         logged = self.timeline.logged.get(self.step, {})
@@ -180,7 +191,7 @@ class _Loop:
             saved_loss=self.loss,
             logged_loss=logged.get("train/loss"),
         )
-        again = f"; {lost} logged steps are done again" if lost else ""
+        again = f"; logged steps to be done again: {lost}" if lost else ""
         self.ctx.log(f"attempt {attempt} goes on after step {self.step}{again}")
 
     def run_to_the_end(self) -> None:
@@ -315,15 +326,16 @@ class _Loop:
             "position": None if self.position is None else dict(self.position(data_step)),
         }
 
-    def _take(self, found: Restored) -> None:
+    def _take(self, found: Restored) -> str:
+        """Makes a state that was found this run's; says how the learning rate goes on."""
         run = self.run
-        self.ctx.log(
-            check_extension(found.facts["schedule"], run.optimizer, run.num_steps, found.step)
-        )
+        said = check_extension(found.facts["schedule"], run.optimizer, run.num_steps, found.step)
+        self.ctx.log(said)
         if self.check is not None and found.facts["position"] is not None:
             self.check(found.facts["position"])
         self.state, self.step, self.loss = found.state, found.step, found.facts["loss"]
         self.standing = Standing(**found.facts["standing"])
+        return said
 
     def _is_hopeless(self) -> bool:
         """Whether to go back. Raises StageError("diverged") when the policy has no way on."""

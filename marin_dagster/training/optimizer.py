@@ -14,7 +14,7 @@ from marin_dagster.training.schedule import Schedule
 if TYPE_CHECKING:
     import optax
 
-UNDECAYED = ("embedding", "norm", "bias")  # parts of names that AdamW's decay leaves alone
+UNDECAYED = ("*embedding", "*norm.weight", "*bias")  # what AdamW's decay leaves alone
 STATE = ("*router.bias",)  # arrays of a model that no optimizer changes or remembers
 BY_ADAM = ("*embedding", "*router.weight", "*norm.weight", "*gate", "*conv*")
 HEAD = "head"
@@ -256,7 +256,7 @@ class AdamH(_Hyperball):
 
 def decay_mask(params: Any) -> Any:
     """Marks the leaves that AdamW's decay shrinks: the matrices, by their names."""
-    return _by_name(params, lambda name, _: not any(part in name for part in UNDECAYED))
+    return _by_name(params, lambda name, _: not matches(name, UNDECAYED))
 
 
 def matches(name: str, patterns: tuple[str, ...]) -> bool:

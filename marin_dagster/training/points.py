@@ -83,6 +83,19 @@ def newest(
     return found
 
 
+def permanent(roots: Sequence[str], identity: str) -> list[Place]:
+    """The permanent points of this identity that the run came by, the first step first."""
+    candidates = places(roots)
+    line = _line(candidates, identity)
+    kept = {}
+    for place in candidates:
+        manifest = read_manifest(place.folder) or {}
+        ours = manifest.get("identity") == identity and manifest["kind"] == PERMANENT
+        if ours and _is_on(line, place):
+            kept.setdefault(place.step, place)
+    return [kept[step] for step in sorted(kept)]
+
+
 def publish(
     place: Place, identity: str, facts: Mapping[str, Any], about: Mapping[str, Any]
 ) -> None:

@@ -9,9 +9,11 @@ from marin_dagster.kinds import Checkpoint, TokenCache, Tokenizer
 from marin_dagster.models.config import ModelConfig
 from marin_dagster.recipe import Context, Summary
 from marin_dagster.training.balance import Balance
+from marin_dagster.training.extension import check_extended
 from marin_dagster.training.optimizer import OptimizerConfig
 from marin_dagster.training.phases import Phase, Phases, Stage, stage_starts
-from marin_dagster.training.recovery import KeepEvery, Recovery, check_ranges
+from marin_dagster.training.recovery import KeepEvery, Recovery, check_ranges, is_permanent
+from marin_dagster.training.schedule import Extension
 from marin_dagster.training.snapshot import Snapshot, check_snapshots, snapshot_of
 
 
@@ -23,7 +25,8 @@ class Pretrain(Checkpoint):
     more rows for a while, at the same tokens per step, `stages` on another mixture. `validation`
     caches are measured in full every `steps_per_eval` steps and at the end. Resume points do not
     change the result, unless `recovery` goes back to one; nor do `snapshots`: steps whose model is
-    published while the run goes on (`snapshot_of`).
+    published while the run goes on (`snapshot_of`). A run that `extends` another begins with that
+    one's resume point, where the schedule, an `Extension`, says.
     """
 
     stage: ClassVar[str] = "checkpoints"
@@ -44,10 +47,11 @@ class Pretrain(Checkpoint):
     steps_per_eval: int | None = None
     steps_per_checkpoint: int | None = 100  # resume points, of which the last two are kept
     minutes_per_checkpoint: float | None = 15.0  # the same by the clock
-    keep_checkpoints: tuple[KeepEvery, ...] = ()  # resume points that stay
+    keep_checkpoints: tuple[KeepEvery, ...] = ()  # resume points that become part of the artifact
     recovery: Recovery | None = Recovery()  # noqa: RUF009 (a frozen value)
     snapshots: tuple[int, ...] = ()  # steps
     sample_prompts: tuple[str, ...] = ("",)  # continued in the summary; "" begins a text
+    extends: "Pretrain | None" = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,6 +67,8 @@ class Pretrain(Checkpoint):
             self._check_data(data)
         stage_starts(self.stages, self.num_steps)
         self._check_phases()
+        if self.extends is not None:
+            self._check_extension(self.extends)
 
     @property
     def makes(self) -> tuple[Snapshot, ...]:
@@ -83,9 +89,15 @@ class Pretrain(Checkpoint):
         return tuple(zip(self.phases.starts(self.num_steps), self.phases.phases, strict=True))
 
     @property
+    def first_step(self) -> int:
+        """Steps that the run which this one extends has done."""
+        schedule = self.optimizer.schedule
+        return schedule.at if self.extends and isinstance(schedule, Extension) else 0
+
+    @property
     def tokens(self) -> int:
         """Tokens that the run reads."""
-        return self.num_steps * self.batch_size * self.model.seq_len
+        return (self.num_steps - self.first_step) * self.batch_size * self.model.seq_len
 
     def cost(self, sizes: Mapping[str, int]) -> dict[str, float]:
         vocab_size = getattr(self.tokenizer, "vocab_size", 0)  # an imported one does not say
@@ -93,7 +105,7 @@ class Pretrain(Checkpoint):
         ends = [*(step for step, _ in course[1:]), self.num_steps]
         for (step, phase), end in zip(course, ends, strict=True):
             model = dataclasses.replace(self.model, seq_len=phase.seq_len)
-            tokens = (end - step) * phase.tokens_per_step
+            tokens = max(0, end - max(step, self.first_step)) * phase.tokens_per_step
             flops += model.flops_per_token(vocab_size) * tokens
         return {"tokens": float(self.tokens), "flops": flops, **super().cost(sizes)}
 
@@ -124,6 +136,30 @@ class Pretrain(Checkpoint):
                     f"weight={weight} of {cache.address} is not positive; leave the cache out, or "
                     "give it a share of the rows"
                 )
+
+    def _check_extension(self, base: "Pretrain") -> None:
+        try:
+            at = check_extended(self.optimizer, base.optimizer, base.num_steps, self.num_steps).at
+        except ValueError as error:
+            raise ValueError(f"{self.address} extends {base.address}: {error}") from error
+        if not is_permanent(at, base.keep_checkpoints):
+            raise ValueError(
+                f"{self.address} extends {base.address} from step {at}, whose resume point that "
+                f"run does not keep (keep_checkpoints={base.keep_checkpoints}); choose a step that "
+                "it keeps, or let it keep that one, with KeepEvery"
+            )
+        for name in ("tokenizer", "model", "seed", "batch_size"):
+            ours, theirs = getattr(self, name), getattr(base, name)
+            if ours != theirs:
+                raise ValueError(
+                    f"{name} of {self.address} is {ours}, and {theirs} in {base.address}, which it "
+                    "extends; a run goes on as the same run"
+                )
+        if self.snapshots and self.snapshots[0] <= at:
+            raise ValueError(
+                f"snapshots={self.snapshots} of {self.address} begin at or before step {at}, from "
+                f"which it goes on; those are for {base.address} to make"
+            )
 
     def _check_phases(self) -> None:
         if self.phases is None:

@@ -1,5 +1,7 @@
 """Turns a `Pretrain` recipe into files: reads the caches, runs the loop, writes the checkpoint."""
 
+import os
+import shutil
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -12,10 +14,13 @@ from marin_dagster.data.tokenizer import TextTokenizer, load_tokenizer
 from marin_dagster.kinds import TokenCache
 from marin_dagster.models.language_model import LanguageModel
 from marin_dagster.recipe import Context, Recipe, StageError, Summary
+from marin_dagster.training.checkpoint import Origin
 from marin_dagster.training.evaluate import unigram_entropy
-from marin_dagster.training.loop import Run, train
-from marin_dagster.training.outputs import Snapshots, write_checkpoint
+from marin_dagster.training.loop import RESUME, Run, resume_roots, train
+from marin_dagster.training.metrics import read_events
+from marin_dagster.training.outputs import METRICS, Snapshots, write_checkpoint
 from marin_dagster.training.phases import stage_starts
+from marin_dagster.training.points import permanent
 from marin_dagster.training.sampling import generate
 from marin_dagster.training.summary import router_table, run_numbers, run_plots, tracker_note
 
@@ -56,6 +61,7 @@ def build_pretrained(recipe: "Pretrain", ctx: Context) -> Summary:
         keep_checkpoints=recipe.keep_checkpoints,
         recovery=recipe.recovery,
         snapshots=recipe.snapshots,
+        origin=_origin(recipe, ctx),
     )
     snapshots = Snapshots(recipe, ctx, tokenizer)
     snapshots.publish_left_over()
@@ -71,6 +77,9 @@ def build_pretrained(recipe: "Pretrain", ctx: Context) -> Summary:
         partial(check_position, mixture=mixture),
     )
     write_checkpoint(ctx, ctx.out, model, tokenizer, steps=recipe.num_steps)
+    for point in permanent(resume_roots(ctx), recipe.fingerprint):
+        name = os.path.basename(point.folder)
+        shutil.copytree(point.folder, os.path.join(ctx.out, RESUME, name))
 
     entropy = _mixed_entropy(readers, mixture.requested_shares())
     prompts = [tokenizer.encode_prompt(text) for text in recipe.sample_prompts]
@@ -83,7 +92,7 @@ def build_pretrained(recipe: "Pretrain", ctx: Context) -> Summary:
         },
         tables={"Data": mixture.table(), **router_table(history)},
         plots=run_plots(history, {"unigram entropy": entropy}),
-        notes={"Samples": samples, **tracker_note(tracker)},
+        notes={**_extension_note(ctx), "Samples": samples, **tracker_note(tracker)},
     )
 
 
@@ -143,6 +152,21 @@ def sample_texts(
             text = tokenizer.visible([*prompt, *answer])
             blocks.append(f"**{title}**\n\n````text\n{text}\n````")
     return "\n\n".join(blocks)
+
+
+def _origin(recipe: "Pretrain", ctx: Context) -> Origin | None:
+    base = recipe.extends
+    if base is None:
+        return None
+    folder = os.path.join(ctx.path(base), RESUME)
+    return Origin(base.address, folder, base.fingerprint, recipe.first_step)
+
+
+def _extension_note(ctx: Context) -> dict[str, str]:
+    for event in read_events(os.path.join(ctx.out, METRICS)):
+        if event["event"] == "extend":
+            return {"Extension": f"after step {event['step']} of {event['run']}: {event['how']}"}
+    return {}
 
 
 def _weights(data: Sequence[tuple[TokenCache, float]]) -> dict[str, float]:

@@ -71,9 +71,9 @@ class WandbMirror:
             )
 
     def _mirror(self, run_settings: dict[str, Any]) -> None:
-        import wandb
-
         try:
+            import wandb
+
             settings = wandb.Settings(silent=True, init_timeout=INIT_SECONDS, console="off")
             run = wandb.init(**run_settings, settings=settings)
             self.url = run.url
@@ -83,5 +83,8 @@ class WandbMirror:
                 numbers = {key: value for key, value in row.items() if not isinstance(value, list)}
                 run.log(numbers, step=row["step"])
             run.finish()
-        except (wandb.Error, OSError, TimeoutError) as error:
-            self._say(f"warning: Weights & Biases is not reached: {error}; training goes on")
+        except Exception as error:  # noqa: BLE001 (a mirror stops nothing)
+            self._say(
+                f"warning: Weights & Biases has failed: {type(error).__name__}: {error}; training "
+                "goes on, and its rows are in metrics.jsonl"
+            )

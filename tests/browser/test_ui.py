@@ -67,7 +67,7 @@ def test_a_training_is_followed_live_and_cancelled(page, laboratory):
     run = ui.materialize(page, "checkpoints", OLD)
     values = wait_for(
         lambda: (found := page.series("checkpoints", OLD, "train/loss"))[1:] and found,
-        60,
+        ui.RUN_SECONDS,
         "two points of train/loss",
     )
     assert values == sorted(values, reverse=True)
@@ -77,8 +77,8 @@ def test_a_training_is_followed_live_and_cancelled(page, laboratory):
     worker = _worker(page, run)
     assert Path(f"/proc/{worker}").exists()
     ui.terminate(page, run)
-    assert ended(page, run, 60) == "CANCELED"
-    wait_for(lambda: not Path(f"/proc/{worker}").exists(), 15, f"the end of process {worker}")
+    assert ended(page, run) == "CANCELED"
+    wait_for(lambda: not Path(f"/proc/{worker}").exists(), 60, f"the end of process {worker}")
     page.open(f"/runs/{run}")
     page.shows("Canceled")
     laboratory.edit()

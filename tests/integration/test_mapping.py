@@ -1,14 +1,19 @@
 """One rule for what a partition reads, whoever asks: plan, run, backfill, sensor, check."""
 
 import sys
+from dataclasses import dataclass
+from typing import ClassVar
 
 import dagster as dg
 import pytest
 from dagster._core.remote_representation.external_data import RepositorySnap
 from dagster._serdes import deserialize_value, serialize_value
 
+from assets import partitions
+from jobs.build_in_parallel import refuse_chains
 from marin_dagster.definitions import defs
 from marin_dagster.experiments import catalog
+from marin_dagster.kinds import Documents
 from marin_dagster.plan import plan
 from marin_dagster.recipe import walk
 from marin_dagster.record import RECORD
@@ -106,3 +111,25 @@ class opened:
             path = arguments[0]
             if isinstance(path, str) and path.startswith(self.folder):
                 self.paths.append(path.removeprefix(self.folder))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Again(Documents):
+    """Goes on from another artifact of its stage."""
+
+    stage: ClassVar[str] = "text"
+
+    before: "Again | None" = None
+
+    def build(self, ctx):
+        raise NotImplementedError
+
+
+def test_a_partition_that_reads_one_of_its_own_asset_is_left_to_build(monkeypatch):
+    one = Again(name="one", version="dev")
+    two = Again(name="two", version="dev", before=one)
+    monkeypatch.setattr(partitions, "catalog", lambda: walk([two]))
+    assert partitions.deps_of("text") == []
+    with pytest.raises(dg.Failure, match="text/two@dev goes on from text/one@dev"):
+        refuse_chains([one, two])
+    refuse_chains([two])

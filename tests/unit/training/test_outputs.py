@@ -69,7 +69,7 @@ def test_what_a_killed_attempt_wrote_and_did_not_publish_is_published(built, inp
         RUN.build(Killed(RUN, tmp_path, **QUIET))
     ctx = FakeContext(RUN, tmp_path, **QUIET)
     RUN.build(ctx)
-    assert "attempt 2 goes on after step 3" in ctx.messages
+    assert "attempt 2 goes on after step 3; logged steps to be done again: 1" in ctx.messages
     assert list(ctx.published) == [EARLY.address, LATE.address]
     for recipe in RUN.makes:
         assert eqx.tree_equal(load_model(ctx.path(recipe))[0], load_model(built.path(recipe))[0])

@@ -121,7 +121,7 @@ def test_a_resume_tells_what_is_done_again_and_compares_the_loss(tmp_path):
         run(tmp_path, Rows(set(), dies_at=8))
     ctx = context(tmp_path)
     train(ctx, toy.new_model(), Rows(set()), {}, ROWS, HOW)
-    assert ctx.messages[-1] == "attempt 2 goes on after step 6; 2 logged steps are done again"
+    assert ctx.messages[-1] == "attempt 2 goes on after step 6; logged steps to be done again: 2"
     [resume] = events(tmp_path, "resume")
     assert resume["saved_loss"] == resume["logged_loss"]
     [compared] = events(tmp_path, "resume_loss")

@@ -5,6 +5,7 @@ import types
 from pathlib import Path
 
 import pytest
+import wandb  # noqa: F401  # here, so that no test replaces it while a thread imports it
 
 from marin_dagster.training.tracker import WandbMirror
 

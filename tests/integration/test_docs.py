@@ -242,6 +242,17 @@ def test_the_reference_of_the_environment_is_complete():
     assert set(re.findall(r"^\| `([A-Z_]+)`", text, re.M)) == read
 
 
+def test_the_reference_of_metrics_tells_every_event():
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
+    told = set(re.findall(r"`(\w+)`", " ".join(re.findall(r"(?m)^\| (`.*?) \|", page))))
+    source = "".join(
+        path.read_text() for path in (ROOT / "marin_dagster" / "training").glob("*.py")
+    )
+    calls = r"(?:\.event\(\s*[\w.]+,\s*|\bself\._?(?:work\.)?(?:said|say)\(\s*)\"(\w+)\""
+    written = set(re.findall(calls, source))
+    assert {"attempt", "skip", "preemption", "norm_drift"} <= written <= told
+
+
 def test_make_targets_exist():
     makefile = (ROOT / "Makefile").read_text()
     targets = set(re.findall(r"^([a-z][a-z-]*):", makefile, re.M))

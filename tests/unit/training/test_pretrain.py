@@ -1,5 +1,7 @@
 import dataclasses
 import os
+import re
+from pathlib import Path
 
 import pytest
 
@@ -72,6 +74,16 @@ def test_the_artifact_holds_the_model_and_one_metrics_row_per_step(built):
     rows = read_metrics(os.path.join(folder, "metrics.jsonl"))
     assert [row["step"] for row in rows] == list(range(1, 31))
     assert [row["step"] for row in rows if "eval/loss" in row] == [10, 20, 30]
+
+
+def test_the_reference_tells_every_number_of_a_row(built):
+    page = Path(__file__).parents[3] / "docs" / "reference" / "metrics.md"
+    told = re.findall(r"`([\w/<>]+)`", page.read_text())
+    known = [re.compile(re.sub(r"<\w+>", ".+", name)) for name in told]
+    rows = read_metrics(os.path.join(built[0], "artifacts", PRETRAIN.address, "metrics.jsonl"))
+    names = {re.sub(r"^moe/layer_\d+/", "moe/", name) for row in rows for name in row}
+    assert len(names) > 40
+    assert [name for name in names if not any(form.fullmatch(name) for form in known)] == []
 
 
 def test_the_plots_are_the_same_bytes_each_time(built):

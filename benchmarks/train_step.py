@@ -2,8 +2,8 @@
 
     python benchmarks/train_step.py --levanter ../levanter/bin/python --experts 8
 
-Every candidate is a process that lives for the whole run and does one step when it is asked to, in
-random order; README.md says how to make the environments of the peers. All train in float32 with
+Every candidate is a process that lives for the whole run and does two steps when it is asked to, of
+which the second counts, in random order; README.md says how to make the environments of the peers. All train in float32 with
 AdamW and clipped gradients on random tokens. Ours has the environment of our worker, the peers have
 what their users have.
 """
@@ -82,6 +82,7 @@ def _interleave(candidates: dict[str, Candidate], rounds: int) -> dict[str, list
         names = list(candidates)
         order.shuffle(names)
         for name in names:
+            candidates[name].sample()  # whoever has waited finds nothing of its own in the caches
             samples[name].append(candidates[name].sample())
         if min(len(_quiet(taken)) for taken in samples.values()) >= ENOUGH:
             break

@@ -3,9 +3,9 @@
     python benchmarks/train_step.py --levanter ../levanter/bin/python --experts 8
 
 Every candidate is a process that lives for the whole run and does two steps when it is asked to, of
-which the second counts, in random order; README.md says how to make the environments of the peers. All train in float32 with
-AdamW and clipped gradients on random tokens. Ours has the environment of our worker, the peers have
-what their users have.
+which the second counts, in random order; README.md says how to make the environments of the peers.
+All train in float32 with AdamW and clipped gradients on random tokens. Ours has the environment of
+our worker, the peers have what their users have.
 """
 
 import argparse

@@ -36,7 +36,9 @@ def leftovers(store: Store, pattern: str = "*") -> Iterator[Leftover]:
     """Finds what can be removed of the addresses that match a shell pattern, and in the cache.
 
     Looks at what lies under the prefix, not at the catalog, so that renamed recipes count too.
+    Raises ValueError for a pattern that matches nothing there.
     """
+    folder = None
     for folder in _folders(store, pattern):
         # Attempts first: one that commits in between is then a running one.
         attempts = {info.number: info for info in attempts_of(store.storage, folder)}
@@ -52,6 +54,11 @@ def leftovers(store: Store, pattern: str = "*") -> Iterator[Leftover]:
         if store.storage.local:
             for place in (folder, f"{folder}/{ATTEMPTS}"):
                 yield from _parts(Path(store.storage.full(place)), "*", "unfinished write")
+    if folder is None and pattern != "*":
+        raise ValueError(
+            f"pattern={pattern!r} matches nothing under {store.prefix}; give an address "
+            "stage/name@version, or a pattern in quotes such as 'checkpoints/*@dev'"
+        )
     yield from _parts(Path(store.cache), "**/*", "unfinished download")
 
 

@@ -5,6 +5,7 @@ import functools
 import hashlib
 import importlib.metadata
 import importlib.util
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,8 @@ MACHINERY = (
     *("recipe", "kinds", "code", "record", "attempt", "context", "store", "plan", "publish"),
     "environment",
 )
+
+_PARSER = threading.Lock()  # CPython 3.11 counts one depth for the parsers of all threads
 
 
 def code_digests(recipe: Recipe) -> dict[str, str]:
@@ -73,7 +76,8 @@ def _parse(module: str) -> tuple[str, tuple[str, ...]] | None:
     path = _file(module)
     if path is None:
         return None
-    tree = ast.parse(path.read_bytes())
+    with _PARSER:
+        tree = ast.parse(path.read_bytes())
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     imported = tuple(_imports(tree, package))
     for node in ast.walk(tree):

@@ -12,6 +12,7 @@ from marin_dagster.environment import read_environment
 from marin_dagster.experiments import catalog, find
 from marin_dagster.plan import DAMAGED, describe, drift_behind, plan
 from marin_dagster.recipe import Recipe, payload_diff
+from marin_dagster.sample_cli import sample_command
 from marin_dagster.show import (
     age,
     artifact_lines,
@@ -33,8 +34,8 @@ def main() -> None:
     """
 
 
-for upkeep in (gc_command, adopt_command, verify_command):
-    main.add_command(upkeep)
+for command in (sample_command, gc_command, adopt_command, verify_command):
+    main.add_command(command)
 
 
 @main.command(name="plan")

@@ -106,3 +106,21 @@ def test_a_bad_setting_is_named(prefix, monkeypatch, name, value, words):
     result = marin("status", "raw/toy@dev")
     assert result.exit_code == 2
     assert words in result.output
+
+
+def test_a_sample_shows_rows_and_what_was_dropped(prefix):
+    build(prefix, "raw/spam-examples@dev")
+    result = marin("sample", "raw/spam-examples@dev", "-n", "2")
+    assert result.exit_code == 0
+    assert result.output.count(".jsonl.zst line ") == 2
+    assert marin("sample", "raw/spam-examples@dev", "-n", "2").output == result.output
+    missing = marin("sample", "raw/story-examples@dev")
+    assert missing.exit_code != 0
+    assert "never built; build it with" in missing.output
+
+
+def test_a_sample_of_what_has_no_rows_is_refused(prefix):
+    build(prefix, "raw/toy@dev")
+    result = marin("sample", "raw/toy@dev")
+    assert result.exit_code != 0
+    assert "no rows to draw from" in result.output

@@ -39,7 +39,6 @@ test:  # the longest first
 
 soak:  # what takes too long for every change, and 60 kills at random points
 	$(BIN)/python -m pytest tests -m slow
-	KILLS=3 LAST=reports/quickstart@dev $(BIN)/python -m pytest -s tests/e2e/test_random_kills.py
 
 clean:
 	rm -rf $(VENV) .dagster

@@ -50,19 +50,6 @@ def build_pretrained(recipe: "Pretrain", ctx: Context) -> Summary:
     validation = {name: Rows(reader, seq_len) for name, reader in held_out.items()}
     key = jax.random.key(recipe.seed)
     model = recipe.model.make(tokenizer.vocab_size, key)
-    run = Run(
-        optimizer=recipe.optimizer,
-        num_steps=recipe.num_steps,
-        z_loss_weight=recipe.z_loss_weight,
-        balance=recipe.balance,
-        steps_per_eval=recipe.steps_per_eval,
-        steps_per_checkpoint=recipe.steps_per_checkpoint,
-        minutes_per_checkpoint=recipe.minutes_per_checkpoint,
-        keep_checkpoints=recipe.keep_checkpoints,
-        recovery=recipe.recovery,
-        snapshots=recipe.snapshots,
-        origin=_origin(recipe, ctx),
-    )
     snapshots = Snapshots(recipe, ctx, tokenizer)
     snapshots.publish_left_over()
     model, history, tracker = train(
@@ -71,7 +58,7 @@ def build_pretrained(recipe: "Pretrain", ctx: Context) -> Summary:
         mixture,
         validation,
         recipe.batch_size,
-        run,
+        _run_of(recipe, ctx),
         snapshots.keep,
         mixture.position,
         partial(check_position, mixture=mixture),
@@ -152,6 +139,22 @@ def sample_texts(
             text = tokenizer.visible([*prompt, *answer])
             blocks.append(f"**{title}**\n\n````text\n{text}\n````")
     return "\n\n".join(blocks)
+
+
+def _run_of(recipe: "Pretrain", ctx: Context) -> Run:
+    return Run(
+        optimizer=recipe.optimizer,
+        num_steps=recipe.num_steps,
+        z_loss_weight=recipe.z_loss_weight,
+        balance=recipe.balance,
+        steps_per_eval=recipe.steps_per_eval,
+        steps_per_checkpoint=recipe.steps_per_checkpoint,
+        minutes_per_checkpoint=recipe.minutes_per_checkpoint,
+        keep_checkpoints=recipe.keep_checkpoints,
+        recovery=recipe.recovery,
+        snapshots=recipe.snapshots,
+        origin=_origin(recipe, ctx),
+    )
 
 
 def _origin(recipe: "Pretrain", ctx: Context) -> Origin | None:

@@ -142,7 +142,7 @@ class Pretrain(Checkpoint):
             at = check_extended(self.optimizer, base.optimizer, base.num_steps, self.num_steps).at
         except ValueError as error:
             raise ValueError(f"{self.address} extends {base.address}: {error}") from error
-        if not is_permanent(at, base.keep_checkpoints):
+        if at <= base.first_step or not is_permanent(at, base.keep_checkpoints):
             raise ValueError(
                 f"{self.address} extends {base.address} from step {at}, whose resume point that "
                 f"run does not keep (keep_checkpoints={base.keep_checkpoints}); choose a step that "

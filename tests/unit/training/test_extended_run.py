@@ -106,6 +106,17 @@ def test_an_extension_that_is_another_run_is_refused(changes, message):
         extended(**changes)
 
 
+def test_a_step_that_an_extended_run_never_did_is_refused():
+    optimizer = extended().optimizer
+    again = dataclasses.replace(
+        optimizer,
+        schedule=Extension(schedule=optimizer.schedule, planned_steps=8, at=4, policy="keep"),
+    )
+    fresh = {"name": "tiny-longest", "num_steps": 10, "extends": extended()}
+    with pytest.raises(ValueError, match="from step 4, whose resume point that run does not keep"):
+        dataclasses.replace(RUN, **fresh, optimizer=again)
+
+
 def test_only_the_steps_to_come_cost_something():
     assert extended().tokens == 4 * RUN.batch_size * RUN.model.seq_len
     assert extended().cost({})["flops"] == pytest.approx(RUN.cost({})["flops"] * 4 / 6)

@@ -34,8 +34,9 @@ lint:
 	$(BIN)/lint-imports
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-test:  # the longest first
-	$(BIN)/python -m pytest $(LONGEST_FIRST) -n 3 --dist loadfile --no-loadscope-reorder -m 'not slow'
+test:  # the longest first; what fails once on a busy machine is tried again, and listed
+	$(BIN)/python -m pytest $(LONGEST_FIRST) -n 3 --dist loadfile --no-loadscope-reorder -m 'not slow' \
+	  --reruns 1 -rR
 
 soak:  # what takes too long for every change, and 60 kills at random points
 	$(BIN)/python -m pytest tests -m slow

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import dagster as dg
@@ -12,6 +11,7 @@ from marin_dagster.attempt import RUNNING
 from marin_dagster.definitions import defs
 from marin_dagster.experiments import catalog
 from marin_dagster.store import Store
+from tests.dagster_server import wait_for
 
 HEAVY = ("jax", "torch", "transformers", "datasets", "pandas", "pyarrow", "wandb", "lm_eval")
 
@@ -215,11 +215,11 @@ def test_a_killed_build_leaves_no_worker_behind(prefix, tmp_path):
         stderr=subprocess.DEVNULL,
     )
     store, recipe = Store(prefix), catalog()["checkpoints/toy@dev"]
-    worker = _await(lambda: _worker_of(store, recipe), seconds=60)
+    worker = wait_for(lambda: _worker_of(store, recipe), 300)
     assert store.last_attempt(recipe).state == RUNNING
     parent.kill()
     parent.wait()
-    _await(lambda: not Path(f"/proc/{worker}").exists() or _zombie(worker), seconds=15)
+    wait_for(lambda: not Path(f"/proc/{worker}").exists() or _zombie(worker), 300)
     assert store.record(recipe) is None
 
 
@@ -233,14 +233,3 @@ def _worker_of(store, recipe) -> int | None:
 
 def _zombie(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-
-
-def _await(condition, seconds: float):
-    """Returns the first true value of a condition that is polled; fails after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.05)
-    raise AssertionError(f"not within {seconds} s")

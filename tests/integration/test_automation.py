@@ -118,7 +118,7 @@ def test_a_snapshot_is_evaluated_while_its_training_goes_on(dev, started):
     assert complete(dev, last) is None
     assert record.inputs[0].digest == complete(dev, early.checkpoint).digest
     (dev.folder / "gate").touch()
-    said, _ = training.communicate(timeout=120)
+    said, _ = training.communicate(timeout=300)
     assert training.returncode == 0, said
     wait_for(lambda: complete(dev, last), SECONDS, "the evaluation of the checkpoint")
     assert complete(dev, early).digest == record.digest
@@ -145,7 +145,7 @@ def test_a_backfill_over_versions_builds_each_and_what_they_share_once(dev, star
 
 
 def test_a_backfill_from_the_command_line_builds_each_version(dev, started):
-    said, _ = started["from_cli"].communicate(timeout=120)
+    said, _ = started["from_cli"].communicate(timeout=300)
     assert started["from_cli"].returncode == 0, said
     for target in FROM_CLI:
         wait_for(

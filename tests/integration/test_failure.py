@@ -177,9 +177,9 @@ def test_a_job_that_vanishes_is_noticed_and_is_not_a_success(instance, prefix, s
 
     def vanish():
         for _ in range(2):  # it is tried once more
-            (keeper,) = wait_for(lambda: [pid for pid in keepers() if descendants(pid)], 60)
+            (keeper,) = wait_for(lambda: [pid for pid in keepers() if descendants(pid)], 300)
             send([keeper], signal.SIGKILL)
-            wait_for(lambda gone=keeper: gone not in keepers(), 10)
+            wait_for(lambda gone=keeper: gone not in keepers(), 300)
 
     with meanwhile(vanish):
         result = run(instance, WORKER)
@@ -192,9 +192,9 @@ def test_messages_come_once_each_when_their_way_is_cut_for_a_while(instance, pre
     scripts.write(WORKER, "say:60")
 
     def cut():
-        (messages,) = wait_for(lambda: list(Path(prefix).rglob("*.messages")), 60)
+        (messages,) = wait_for(lambda: list(Path(prefix).rglob("*.messages")), 300)
         aside = messages.with_suffix(".aside")
-        wait_for(lambda: b"message 5" in messages.read_bytes(), 60)
+        wait_for(lambda: b"message 5" in messages.read_bytes(), 300)
         with paused_workers():
             shutil.move(messages, aside)
             messages.mkdir()  # nobody can write or read a folder
@@ -202,7 +202,7 @@ def test_messages_come_once_each_when_their_way_is_cut_for_a_while(instance, pre
         with paused_workers():
             messages.rmdir()
             shutil.move(aside, messages)
-        wait_for(lambda: b"message 40" in messages.read_bytes(), 60)
+        wait_for(lambda: b"message 40" in messages.read_bytes(), 300)
         with paused_workers():
             whole = messages.read_bytes()
             for part in (whole[: len(whole) // 2], b"", whole[40:]):

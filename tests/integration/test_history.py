@@ -41,7 +41,7 @@ def test_sixteen_runs_begin_a_history_together_and_none_finds_it_locked(tmp_path
         )
         for _ in range(RUNS)
     ]
-    wait_for(lambda: len([n for n in os.listdir(tmp_path) if n.startswith("ready")]) == RUNS, 180)
+    wait_for(lambda: len([n for n in os.listdir(tmp_path) if n.startswith("ready")]) == RUNS, 300)
     (tmp_path / "go").touch()
     said = [process.communicate()[1] for process in started]
     assert [process.returncode for process in started] == [0] * RUNS, said

@@ -99,7 +99,7 @@ def test_an_interrupt_ends_all_steps_and_frees_their_addresses(folder, prefix, n
     process.send_signal(number)
     output, _ = process.communicate(timeout=200)
     assert process.returncode != 0
-    assert time.monotonic() - sent < 45
+    assert time.monotonic() - sent < 90
     assert not [pid for pid in pids if Path("/proc", pid).exists()], output
     last = Store(prefix).last_attempt(find("filtered/lonely@dev"))
     assert (last.state, last.reason) == ("failed", "user_cancel")
@@ -112,7 +112,7 @@ def test_a_killed_build_takes_its_steps_with_it(folder, prefix):
     pids = processes_of_two(prefix)
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while any(Path("/proc", pid).exists() for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not [pid for pid in pids if Path("/proc", pid).exists()]

@@ -247,7 +247,7 @@ def test_a_buried_writer_notices_by_its_heartbeat(place, tmp_path):
 
     def overtaken(ctx):
         assert not other.build(WORDS).reused
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             ctx.progress(1)
             time.sleep(0.01)
@@ -319,7 +319,7 @@ def test_a_lease_that_somebody_deletes_does_not_fail_a_build(place, tmp_path):
     def work(ctx):
         path = attempt_path("raw/toy/dev", ctx.attempt.info.number)
         store.storage.remove(f"raw/toy/dev/{ATTEMPTS}")
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while store.storage.size(path) is None:
             assert time.monotonic() < deadline, "the next heartbeat writes it anew"
             time.sleep(0.01)
@@ -389,7 +389,9 @@ def test_a_store_that_stays_busy_is_named_with_the_limit(bucket, monkeypatch):
         for name, value in bucket.environment(url).items():
             monkeypatch.setenv(name, value)
         storage = Storage(bucket.prefix, patience_seconds=1.0)
-        with pytest.raises(StorageError, match=r"still refused after \d+ tries in . s, the limit"):
+        with pytest.raises(
+            StorageError, match=r"still refused after \d+ tries in \d+ s, the limit"
+        ):
             storage.write("a", b"b")
     for name, value in bucket.environment().items():
         monkeypatch.setenv(name, value)
@@ -464,7 +466,7 @@ def test_a_store_is_read_by_workers_while_the_parent_has_it_open(bucket, tmp_pat
     record = store.build(WORDS).record
     started = time.monotonic()
     text = read_in_workers(store, WORDS, tmp_path)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60
     assert text == "one\ntwo\n"
     with fsspec.open(f"{store.data_url(WORDS, record)}/words.txt", "rt") as file:
         assert file.read() == text, "gcsfs and s3fs see the same"

@@ -23,7 +23,7 @@ LEAVE = (  # its child leaves the session and ignores signals, and it ends at on
 
 
 def await_(condition) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)

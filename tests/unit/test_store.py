@@ -280,7 +280,7 @@ def test_a_killed_build_leaves_nothing_visible_and_the_next_one_finishes_it(tmp_
     assert store.last_attempt(upper).state == "running"
     started = time.monotonic()
     record = store.build(Upper(name="toy", version="dev", documents=WORDS)).record
-    assert time.monotonic() - started < 5, "a dead process on this host needs no waiting"
+    assert time.monotonic() - started < 30, "a dead process on this host needs no waiting"
     assert record.attempts[0]["reason"] == "killed"
     assert not Path(store.url(upper), "0001").exists()
 
@@ -297,7 +297,7 @@ def test_one_writer_per_address_and_the_others_reuse(tmp_path):
     racers = [spawn.Process(target=_contend, args=(str(tmp_path), results)) for _ in range(6)]
     for racer in racers:
         racer.start()
-    found = [results.get(timeout=60) for _ in racers]
+    found = [results.get(timeout=300) for _ in racers]
     for racer in racers:
         racer.join()
     assert sorted(reused for reused, _ in found) == [False, *[True] * 5]
@@ -418,4 +418,4 @@ def test_a_forced_build_that_waited_for_one_that_failed_builds(tmp_path):
 
     with pytest.raises(StageError, match="on purpose"):
         store.build(WORDS, force=True, work=start_other)
-    assert results[0].result(timeout=30).record.attempt == 3
+    assert results[0].result(timeout=300).record.attempt == 3

@@ -27,7 +27,7 @@ def test_a_server_that_never_answers_makes_nobody_wait(silent_server, tmp_path):
     )
     for step in range(100):
         mirror.log({"step": step})
-    assert time.monotonic() - started < 5  # the server would be waited for a minute
+    assert time.monotonic() - started < 30  # the server would be waited for a minute
     mirror.finish()
     assert [line.startswith("warning: Weights & Biases did not end") for line in said] == [True]
 

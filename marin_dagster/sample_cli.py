@@ -47,5 +47,5 @@ def sample_command(address: str, number: int, seed: int, whole: bool) -> None:
                 console.print(f"{kind} {count:,}  {reason}", markup=False)
                 for row in record.summary.tables.get(kind, ()):
                     if row.get("reason") == reason:
-                        said = f"    {row.get('source', '')}  {row.get('excerpt', '')}"
-                        console.print(said, markup=False, highlight=False)
+                        said = "  ".join(row.get(name, "") for name in ("source", "id", "excerpt"))
+                        console.print(f"    {said}", markup=False, highlight=False)

@@ -14,10 +14,11 @@ from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from marin_dagster.data.files import expand_paths, local_copy
 from marin_dagster.data.site import DATE, FolderSite, GeneratedSite, serve
+from marin_dagster.data.warc import host_of
 from marin_dagster.kinds import Pages
 from marin_dagster.recipe import Context, Counts, StageError, Summary
 
-WARC_BYTES = 1_000_000_000  # a WARC file that has grown larger is followed by a new one
+WARC_BYTES = 32_000_000  # of a file: some minutes of extraction, which later stages share out
 FAULTS = {
     *("timeout", "connection", "connection_refused", "unknown_host", "cut_answer"),
     *("corrupt_record", "truncated_file", "bad_header", "bad_http", "empty_file"),
@@ -44,6 +45,7 @@ class Crawl(Pages):
     requests_per_host: int = 4  # at the same time
     timeout_seconds: float = 60.0
     user_agent: str = "marin-dagster"
+    warc_bytes: int = WARC_BYTES  # a WARC file that has grown larger is followed by a new one
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -57,9 +59,8 @@ class Crawl(Pages):
                     "write it as 'https://host/path'"
                 )
         for name in ("max_pages", "max_page_bytes", "requests_per_host", "timeout_seconds"):
-            if getattr(self, name) <= 0:
-                value = getattr(self, name)
-                raise ValueError(f"{name}={value} of {self.address} must be above 0; raise it")
+            _check_positive(self, name)
+        _check_positive(self, "warc_bytes")
         for name in ("max_depth", "delay_seconds"):
             if getattr(self, name) < 0:
                 value = getattr(self, name)
@@ -83,7 +84,7 @@ class Crawl(Pages):
             _run_spider(ctx, job, self.max_pages)
         with open(lines_path, encoding="utf-8") as file:
             lines = sorted((json.loads(line) for line in file), key=lambda line: line["url"])
-        _write_sorted(raw_path, lines, ctx.out)
+        _write_sorted(raw_path, lines, ctx.out, self.warc_bytes)
         summary = _summary(self.address, ctx.out, lines, way_out=_crawl_way_out(lines))
         shutil.rmtree(os.path.join(ctx.work, "answers"), ignore_errors=True)
         os.remove(raw_path)
@@ -112,11 +113,16 @@ class ImportWarc(Pages):
 
     paths: tuple[str, ...]
     max_error_fraction: float = 0.2  # of records; above, the import fails
+    warc_bytes: int = WARC_BYTES  # a WARC file that has grown larger is followed by a new one
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_positive(self, "warc_bytes")
 
     def build(self, ctx: Context) -> Summary:
         lines: list[dict[str, Any]] = []
         files = expand_paths(self.paths, self.address)
-        with _WarcFiles(ctx.out) as target:
+        with _WarcFiles(ctx.out, self.warc_bytes) as target:
             for number, path in enumerate(files):
                 with local_copy(path) as local:
                     lines += _import_file(path, local, target)
@@ -144,10 +150,15 @@ class ImportHtml(Pages):
 
     folder: str
     base_url: str
+    warc_bytes: int = WARC_BYTES  # a WARC file that has grown larger is followed by a new one
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_positive(self, "warc_bytes")
 
     def build(self, ctx: Context) -> Summary:
         lines: list[dict[str, Any]] = []
-        with _WarcFiles(ctx.out) as target:
+        with _WarcFiles(ctx.out, self.warc_bytes) as target:
             for relative in _html_files(self.folder, self.address):
                 with open(os.path.join(self.folder, relative), "rb") as file:
                     body = file.read()
@@ -195,9 +206,9 @@ def _run_spider(ctx: Context, job: dict[str, Any], max_pages: int) -> None:
         raise StageError(reason, f"the crawler ended with code {code}; its last words: {tail}")
 
 
-def _write_sorted(raw_path: str, lines: list[dict[str, Any]], out: str) -> None:
+def _write_sorted(raw_path: str, lines: list[dict[str, Any]], out: str, warc_bytes: int) -> None:
     """Copies the records of the lines, in their order, from the raw file to `out`."""
-    with open(raw_path, "rb") as raw, _WarcFiles(out) as target:
+    with open(raw_path, "rb") as raw, _WarcFiles(out, warc_bytes) as target:
         for line in lines:
             record = line.pop("record")
             if record:
@@ -219,14 +230,15 @@ def _crawl_way_out(lines: list[dict[str, Any]]) -> str:
 class _WarcFiles:
     """Writes `warc/00000.warc.gz`, `00001…` from whole gzip members."""
 
-    def __init__(self, out: str):
+    def __init__(self, out: str, max_bytes: int):
         self._folder = os.path.join(out, "warc")
+        self._max_bytes = max_bytes
         os.makedirs(self._folder, exist_ok=True)
         self._number = 0
         self._file = self._open()
 
     def write(self, members: bytes) -> None:
-        if self._file.tell() > WARC_BYTES:
+        if self._file.tell() > self._max_bytes:
             self._file.close()
             self._number += 1
             self._file = self._open()
@@ -339,7 +351,7 @@ def _summary(address: str, out: str, lines: list[dict[str, Any]], way_out: str) 
         errors=errors,
     )
     size = sum(line["bytes"] for line in lines if line["outcome"] == "fetched")
-    hosts = Counter(urlsplit(line["url"]).hostname or "" for line in lines)
+    hosts = {host_of(line["url"]) for line in lines}
     return Summary(
         numbers={"pages": kept, "urls": len(lines), "bytes": size, "hosts": len(hosts)},
         counts=counts,
@@ -359,6 +371,12 @@ def _iso_date(http_date: str) -> str:
     from email.utils import parsedate_to_datetime
 
     return parsedate_to_datetime(http_date).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _check_positive(recipe: Pages, name: str) -> None:
+    if getattr(recipe, name) <= 0:
+        value = getattr(recipe, name)
+        raise ValueError(f"{name}={value} of {recipe.address} must be above 0; raise it")
 
 
 def _has_port(parts: SplitResult) -> bool:

@@ -1,8 +1,9 @@
 """Turns HTML into text in a process of its own, which a hostile page may kill.
 
 `python -m marin_dagster.data.extract_worker`: a pickled `Settings` on stdin, then one (body,
-content type) after the other; on stdout one `Extracted` for each. A page that takes more
-processor time than allowed ends the process; whoever waits for the answer counts a timeout.
+content type, number of extractors to skip) after the other; on stdout None when the libraries are
+loaded, and one `Extracted` for each page. A page that takes more processor time than allowed ends
+the process; `extract_child` notices.
 """
 
 import html
@@ -13,18 +14,18 @@ import re
 import resource
 import signal
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from marin_dagster.data.documents import clean_text
+from marin_dagster.data.extractors import Extractor, make_extractors
+from marin_dagster.data.language import guess_language
 from marin_dagster.data.warc import decode_html
 from marin_dagster.process import die_with_parent
 
 _TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]*)[^<>]*?(/?)>")
-_ROOT = re.compile(r"<(?:html|body)\b", re.I)
 _PERMALINK = re.compile(r"\s*¶$", re.M)  # the sign behind the headings of manuals
 _TITLE = re.compile(r"<title[^>]*>(.{0,500}?)</title", re.I | re.S)
-_CHARSET = re.compile(r"""(<meta[^>]{0,200}?charset\s*=\s*["']?)[A-Za-z0-9_.:\-]+""", re.I)
 _UNNESTED = re.compile(
     r"(?:area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr|p|li|dt|dd|option)", re.I
 )
@@ -47,7 +48,9 @@ class Extracted:
     """The text of a page, or the reason why there is none."""
 
     text: str = ""
+    extractor: str = ""  # the one whose text it is
     title: str = ""
+    language: str = ""
     encoding: str = ""
     dropped: str = ""
     error: str = ""
@@ -59,40 +62,66 @@ def main() -> None:
     source, target = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not get between the answers
     settings: Settings = pickle.load(source)
-    extract = _extractor(settings)
+    extractors = make_extractors(settings.extractor, settings.favor)
     resource.setrlimit(resource.RLIMIT_AS, (settings.memory_bytes, settings.memory_bytes))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, whatever code it is in
+    answer = None
     while True:
+        pickle.dump(answer, target)
+        target.flush()
         try:
-            body, content_type = pickle.load(source)
+            body, content_type, skip = pickle.load(source)
         except EOFError:
             return
         signal.setitimer(signal.ITIMER_PROF, settings.cpu_seconds)
-        answer = extract_page(body, content_type, settings, extract)
+        answer = extract_page(body, content_type, settings, extractors[skip:])
         signal.setitimer(signal.ITIMER_PROF, 0)
-        pickle.dump(answer, target)
-        target.flush()
 
 
 def extract_page(
-    body: bytes, content_type: str, settings: Settings, extract: Callable[[str], str]
+    body: bytes,
+    content_type: str,
+    settings: Settings,
+    extractors: Sequence[tuple[str, Extractor]],
 ) -> Extracted:
-    """Returns the text of one page; named failures become its `error`."""
+    """The text of one page by the first of the extractors that finds any.
+
+    When none does, a named failure of the first one becomes the page's `error`.
+    """
     if len(body) > settings.max_html_bytes:
-        return Extracted(dropped="too_large")
+        return Extracted(dropped="too_large", message=f"{len(body)} bytes")
     page, encoding = decode_html(body, content_type)
     page = clean_text(page)
     if depth_exceeds(page, settings.max_depth):
-        return Extracted(dropped="too_deep", encoding=encoding)
+        return Extracted(dropped="too_deep", encoding=encoding, message=page[:1000])
     found = _TITLE.search(page)
-    title = " ".join(html.unescape(found[1]).split()) if found else ""
+    title = clean_text(" ".join(html.unescape(found[1]).split())) if found else ""
+    answers = [_try(*extractors[0], page, settings)]
+    for name, extract in extractors[1:]:
+        if answers[-1].text:
+            break
+        answers.append(_try(name, extract, page, settings))
+    answer = answers[-1] if answers[-1].text else answers[0]
+    return replace(
+        answer,
+        title=title,
+        language=guess_language(answer.text),
+        encoding=encoding,
+        message=answer.message or title,
+    )
+
+
+def _try(name: str, extract: Extractor, page: str, settings: Settings) -> Extracted:
     try:
         text = _PERMALINK.sub("", clean_text(extract(page))).strip()
     except MemoryError:
-        return Extracted(error="out_of_memory", message=f"above {settings.memory_bytes} bytes")
+        message = f"{name}: above memory_bytes={settings.memory_bytes}"
+        return Extracted(error="out_of_memory", message=message)
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
-        return Extracted(error="extractor_failed", message=f"{type(error).__name__}: {error}")
-    return Extracted(text=text, title=clean_text(title), encoding=encoding)
+        return Extracted(
+            error="extractor_failed", message=f"{name}: {type(error).__name__}: {error}"
+        )
+    return Extracted(text=text, extractor=name)
 
 
 def depth_exceeds(page: str, limit: int) -> bool:
@@ -108,46 +137,6 @@ def depth_exceeds(page: str, limit: int) -> bool:
         if depth > limit:
             return True
     return False
-
-
-def _extractor(settings: Settings) -> Callable[[str], str]:
-    return _trafilatura(settings.favor) if settings.extractor == "trafilatura" else _resiliparse()
-
-
-def _trafilatura(favor: str) -> Callable[[str], str]:
-    import trafilatura
-    from trafilatura.settings import use_config
-
-    config = use_config()
-    config.set("DEFAULT", "EXTRACTION_TIMEOUT", "0")  # ours is a limit of processor time
-
-    def extract(page: str) -> str:
-        if not _ROOT.search(page):
-            page = f"<html><body>{page}</body></html>"  # a bare fragment would come out empty
-        # the text is decoded: a charset that the page still declares must not be applied again
-        text = trafilatura.extract(
-            _CHARSET.sub(r"\1utf-8", page),
-            config=config,
-            favor_precision=favor == "precision",
-            favor_recall=favor == "recall",
-            include_comments=False,
-            include_tables=True,
-            deduplicate=False,
-        )
-        return text or ""
-
-    return extract
-
-
-def _resiliparse() -> Callable[[str], str]:
-    from resiliparse.extract.html2text import extract_plain_text
-
-    def extract(page: str) -> str:
-        return extract_plain_text(
-            page, main_content=True, alt_texts=False, comments=False, post_meta=False, links=False
-        )
-
-    return extract
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Turns the shards of one Documents folder into shards of another, in worker processes.
+"""Turns the shards of one artifact into shards of Documents, in worker processes.
 
 Each shard ends as one output shard and one ledger that adds up: read = kept + dropped + errors.
 Workers run datatrove pipelines. A shard that was finished before a kill is not done again; a
@@ -69,6 +69,7 @@ class MapReport:
     errors: Mapping[str, int]
     examples: Sequence[Mapping[str, Any]]  # of drops and errors, a few per reason
     sources: Mapping[str, tuple[int, int]]  # source: (read, kept)
+    tallies: Mapping[str, Mapping[str, int]]  # what else was counted, by name
 
     @property
     def counts(self) -> Counts:
@@ -124,18 +125,48 @@ def map_documents(
     Raises StageError when more than `max_error_share` of the documents cannot be read or judged,
     and when no document is kept.
     """
-    inputs = [checksum(path) for path in shard_paths(folder)]
-    work = work_folder(ctx, "map", inputs, f"{step!r} {attributes}")
+    paths = tuple(shard_paths(folder))
+
+    def check(report: MapReport) -> None:
+        _refuse_too_many_errors(report, max_error_share, folder)
+        if report.kept == 0:
+            reasons = ", ".join(f"{name} {count}" for name, count in report.dropped.items())
+            kept = f"{ctx.recipe.address} kept 0 of {report.read} documents"
+            way_out = "loosen the rule that drops most, or check input"
+            raise StageError("bad_input", f"{kept}: {reasons or 'no input'}; {way_out}")
+
+    return map_shards(
+        ctx,
+        paths,
+        partial(_map_pipeline, paths, step, attributes),
+        identity=f"{step!r} {attributes}",
+        check=check,
+        evidence_file=evidence_file,
+    )
+
+
+def map_shards(
+    ctx: Context,
+    paths: Sequence[str],
+    make_pipeline: Callable[[str], list[Any]],
+    *,
+    identity: str,
+    check: Callable[[MapReport], None],
+    evidence_file: str | None = None,
+) -> MapReport:
+    """Runs a pipeline over each of the files, and puts what the ledgers list into ctx.out.
+
+    `make_pipeline` is pickled and gets the work folder; its last step is a `WriteShard`. Shards
+    that an earlier attempt finished are taken over when input bytes and `identity` are the same.
+    `check` raises StageError when the report is too bad to publish.
+    """
+    inputs = [checksum(path) for path in paths]
+    work = work_folder(ctx, "map", inputs, identity)
     _forget_unfinished(work, len(inputs))
-    paths = tuple(path for path, *_ in inputs)
-    run_tasks(ctx, work, partial(_map_pipeline, work, paths, step, attributes), len(inputs))
+    run_tasks(ctx, work, partial(make_pipeline, work), len(inputs))
     ledgers = [_read_ledger(work, shard, found) for shard, found in enumerate(inputs)]
     report = _add_up(ledgers)
-    _refuse_too_many_errors(report, max_error_share, folder)
-    if report.kept == 0:
-        reasons = ", ".join(f"{name} {count}" for name, count in report.dropped.items())
-        message = f"{ctx.recipe.address} kept 0 of {report.read} documents: {reasons or 'no input'}"
-        raise StageError("bad_input", f"{message}; loosen the rule that drops most, or check input")
+    check(report)
     _publish(ctx, work, ledgers, evidence_file)
     return report
 
@@ -266,12 +297,13 @@ def write_json(path: str, value: Any) -> None:
 
 
 def _map_pipeline(
-    work: str, paths: tuple[str, ...], step: DocumentStep, attributes: tuple[str, ...]
+    paths: tuple[str, ...], step: DocumentStep, attributes: tuple[str, ...], work: str
 ) -> list[Any]:
     from marin_dagster.data.shard_steps import JudgeShard, Ledger, ReadShard, WriteShard
 
     ledger = Ledger()
-    write = WriteShard(work, paths, attributes, ledger)
+    names = tuple(os.path.basename(path) for path in paths)
+    write = WriteShard(work, names, attributes, ledger)
     return [ReadShard(paths, ledger), JudgeShard(step, ledger), write]
 
 
@@ -316,6 +348,7 @@ def _add_up(ledgers: Iterable[Mapping[str, Any]]) -> MapReport:
     shown: Counter[str] = Counter()
     examples: list[Mapping[str, Any]] = []
     sources: dict[str, tuple[int, int]] = {}
+    tallies: dict[str, Counter[str]] = {}
     for ledger in ledgers:
         totals.update({name: ledger[name] for name in ("read", "kept", "characters")})
         dropped.update(ledger["dropped"])
@@ -327,6 +360,8 @@ def _add_up(ledgers: Iterable[Mapping[str, Any]]) -> MapReport:
         for source, (read, kept) in ledger["sources"].items():
             old = sources.get(source, (0, 0))
             sources[source] = (old[0] + read, old[1] + kept)
+        for name, counts in ledger["tallies"].items():
+            tallies.setdefault(name, Counter()).update(counts)
     return MapReport(
         read=totals["read"],
         kept=totals["kept"],
@@ -335,6 +370,7 @@ def _add_up(ledgers: Iterable[Mapping[str, Any]]) -> MapReport:
         errors=dict(sorted(errors.items())),
         examples=examples,
         sources=sources,
+        tallies=tallies,
     )
 
 

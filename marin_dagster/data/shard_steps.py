@@ -40,6 +40,8 @@ class Ledger:
         self.errors: Counter[str] = Counter()
         self.examples: list[dict[str, Any]] = []
         self.sources: dict[str, list[int]] = {}
+        self.tallies: dict[str, Counter[str]] = {}
+        self.files: list[str] = []  # written by steps before the last, below the work folder
         self.evidence: list[Mapping[str, Any]] = []
 
     def document_read(self, source: str) -> None:
@@ -51,17 +53,19 @@ class Ledger:
         self.characters += len(document["text"])
         self.sources[document["source"]][1] += 1
 
-    def document_dropped(self, document: Document, drop: Drop) -> None:
-        self.dropped[drop.reason] += 1
-        if drop.evidence is not None:
-            self.evidence.append(drop.evidence)
-        if self.dropped[drop.reason] <= MAX_EXAMPLES:
-            self._show(drop.reason, document["id"], document["source"], document["text"])
+    def document_dropped(self, reason: str, where: str, source: str, text: str) -> None:
+        self.dropped[reason] += 1
+        if self.dropped[reason] <= MAX_EXAMPLES:
+            self._show(reason, where, source, text)
 
     def document_failed(self, reason: str, where: str, source: str, detail: str) -> None:
         self.errors[reason] += 1
         if self.errors[reason] <= MAX_EXAMPLES:
             self._show(reason, where, source, detail)
+
+    def tally(self, name: str, value: str) -> None:
+        """Counts something that is neither a reason nor a source."""
+        self.tallies.setdefault(name, Counter())[value] += 1
 
     def _show(self, reason: str, where: str, source: str, text: str) -> None:
         excerpt = " ".join(text[: 2 * _EXCERPT_CHARACTERS].split())[:_EXCERPT_CHARACTERS]
@@ -119,22 +123,31 @@ class JudgeShard(PipelineStep):
                 self._ledger.document_failed(reason, document["id"], source, str(error))
                 continue
             if isinstance(verdict, Drop):
-                self._ledger.document_dropped(document, verdict)
+                self._drop(document, verdict)
                 continue
             kept = {"document": verdict.document, "attributes": verdict.attributes}
             yield PipedDocument(text=verdict.document["text"], id=document["id"], metadata=kept)
 
+    def _drop(self, document: Document, drop: Drop) -> None:
+        if drop.evidence is not None:
+            self._ledger.evidence.append(drop.evidence)
+        where, source = document["id"], document["source"]
+        self._ledger.document_dropped(drop.reason, where, source, document["text"])
+
 
 class WriteShard(PipelineStep):
-    """Writes the documents, their attributes and the evidence, and last the ledger."""
+    """Writes the documents, their attributes and the evidence, and last the ledger.
+
+    `names` are the files of the output shards, by task.
+    """
 
     type = "writer"
     name = "dolma shard"
 
-    def __init__(self, work: str, paths: Sequence[str], attributes: Sequence[str], ledger: Ledger):
+    def __init__(self, work: str, names: Sequence[str], attributes: Sequence[str], ledger: Ledger):
         super().__init__()
         self._work = work
-        self._names = [os.path.basename(path) for path in paths]
+        self._names = names
         self._attributes = attributes
         self._ledger = ledger
 
@@ -168,6 +181,7 @@ class WriteShard(PipelineStep):
         return path
 
     def _finish(self, rank: int, files: Sequence[str]) -> None:
-        found = {path: checksum(os.path.join(self._work, path))[1:] for path in files}
+        files = [*self._ledger.files, *files]
+        found = {path: checksum(os.path.join(self._work, path))[1:] for path in sorted(files)}
         ledger = {name: value for name, value in vars(self._ledger).items() if name != "evidence"}
         write_json(shard_file(self._work, "ledger", rank, ".json"), {**ledger, "files": found})

@@ -12,6 +12,7 @@ import re
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 GZIP = b"\x1f\x8b\x08"
 MAX_MEMBER_BYTES = 2**31  # unpacked; a whole archive may be one gzip member
@@ -70,6 +71,14 @@ class PageError:
     reason: str
     message: str
     url: str = ""
+
+
+def host_of(url: str) -> str:
+    """The host of a URL, "" when it has none that can be read."""
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:  # a bracket without its other half
+        return ""
 
 
 def read_pages(path: str) -> Iterator[Page | Skipped | PageError]:

@@ -18,18 +18,19 @@ def test_a_failing_extractor_is_an_error_of_the_page():
     def fail(page: str) -> str:
         raise ValueError("no tree")
 
-    answer = extract_page(b"<p>x", "text/html", SETTINGS, fail)
-    assert (answer.error, answer.message) == ("extractor_failed", "ValueError: no tree")
+    answer = extract_page(b"<p>x", "text/html", SETTINGS, [("one", fail)])
+    assert (answer.error, answer.message) == ("extractor_failed", "one: ValueError: no tree")
 
 
 def test_an_extractor_never_sees_control_characters_or_surrogates():
     seen = []
-    extract_page(b"<p>a\0b\x1bc", "text/html", SETTINGS, lambda page: seen.append(page) or "")
+    see = [("one", lambda page: seen.append(page) or "")]
+    extract_page(b"<p>a\0b\x1bc", "text/html", SETTINGS, see)
     assert seen == ["<p>abc"]
 
 
 def test_a_surrogate_in_the_answer_is_replaced():
-    answer = extract_page(b"<p>x", "text/html", SETTINGS, lambda page: "a\ud800b")
+    answer = extract_page(b"<p>x", "text/html", SETTINGS, [("one", lambda page: "a\ud800b")])
     assert answer.text == "a?b"
 
 

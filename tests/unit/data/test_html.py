@@ -1,15 +1,17 @@
 """Text from pages: each page ends as one document or one counted reason, however hostile."""
 
+import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from marin_dagster.data.crawl import ImportHtml
-from marin_dagster.data.documents import read_documents
-from marin_dagster.data.html import ExtractText, guess_language
+from marin_dagster.data.documents import read_documents, read_lines, shard_paths
+from marin_dagster.data.html import ExtractText
 from marin_dagster.recipe import Placement, StageError, Summary
-from tests.fake_context import build
+from tests.fake_context import FakeContext, build
 
 PROSE = (
     "The old bridge over the river was built by three brothers who wanted to see the sea. "
@@ -52,14 +54,20 @@ PAGES = {
 MAY_BE_LOST = {"l_unclosed.html"}  # too deep for lxml; comes out as empty_text
 
 
-def pages_of(root: Path, files: dict[str, bytes]) -> ImportHtml:
+def pages_of(root: Path, files: dict[str, bytes], **fields: Any) -> ImportHtml:
     folder = root / "site"
     folder.mkdir()
     for name, body in files.items():
         (folder / name).write_bytes(body)
-    pages = ImportHtml(name="toy", version="dev", folder=str(folder), base_url="http://a.test/")
+    named = {"name": "toy", "version": "dev", "base_url": "http://a.test/"}
+    pages = ImportHtml(**named, folder=str(folder), **fields)
     build(pages, root)
     return pages
+
+
+def page_records(root: Path, name: str = "w1") -> list[dict[str, Any]]:
+    paths = shard_paths(str(root / f"artifacts/text/{name}@dev"), "pages")
+    return [json.loads(line) for path in paths for line in read_lines(path)]
 
 
 def extract(root: Path, pages: ImportHtml, workers: int = 1, **fields: Any) -> Summary:
@@ -73,7 +81,6 @@ def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     pages = pages_of(root, PAGES)
     limits = {"max_html_bytes": 200_000, "extractor": request.param, "max_lost_fraction": 0.9}
     summary = extract(root, pages, **limits)
-    extract(root, pages, workers=2, **limits)
     documents = list(read_documents(str(root / "artifacts/text/w1@dev")))
     return summary, {doc["metadata"]["url"][14:]: doc for doc in documents}, root
 
@@ -119,10 +126,68 @@ def test_a_document_says_where_it_is_from(made: Any):
     assert documents["n_german.html"]["metadata"]["language"] == "de"
 
 
-def test_the_number_of_workers_does_not_change_a_byte(made: Any):
-    root = made[2] / "artifacts" / "text"
-    one, two = (root / f"w{n}@dev" / "documents" / "00000.jsonl.zst" for n in (1, 2))
-    assert one.read_bytes() == two.read_bytes()
+def test_every_page_has_a_record_of_its_outcome(made: Any):
+    summary, documents, root = made
+    records = page_records(root)
+    assert len(records) == summary.counts.read
+    outcomes = Counter(record["outcome"] for record in records)
+    assert outcomes.pop("kept") == summary.counts.kept
+    assert outcomes == summary.counts.dropped
+    for record in records:
+        document = documents.get(record["url"][14:])
+        assert (record["outcome"] == "kept") == (document is not None)
+        if document:
+            assert record["characters"] == len(document["text"])
+            assert record["extractor"] in ("trafilatura", "resiliparse")
+
+
+def test_examples_of_what_was_dropped_name_the_page(made: Any):
+    examples = {row["reason"]: row for row in made[0].tables["dropped"]}
+    assert set(examples) == set(made[0].counts.dropped)
+    assert examples["too_short"]["id"] == "http://a.test/m_short.html"
+    assert examples["too_short"]["excerpt"] == "Hi."
+
+
+def test_the_number_of_workers_does_not_change_a_byte(tmp_path: Path):
+    pages = pages_of(tmp_path, PAGES, warc_bytes=2_000)
+    extract(tmp_path, pages, 1, max_lost_fraction=0.9)
+    extract(tmp_path, pages, 3, max_lost_fraction=0.9)
+    one, three = (
+        {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.zst")}
+        for folder in (tmp_path / f"artifacts/text/w{n}@dev" for n in (1, 3))
+    )
+    assert len(one) >= 6  # documents and pages of several files
+    assert one == three
+
+
+def test_after_a_kill_only_the_shards_that_were_at_work_are_done_again(tmp_path: Path):
+    files = {f"{n}.html": html_of(f"<p>{PROSE * 3} This is number {n}.</p>") for n in range(4)}
+    pages = pages_of(tmp_path, files, warc_bytes=1)
+    recipe = ExtractText(name="w1", version="dev", pages=pages)
+
+    class Killed(FakeContext):
+        def progress(self, done, total=None, unit="documents", **metrics):
+            if done == 2:
+                raise StageError("killed", "no more")
+
+    with pytest.raises(StageError, match="no more"):
+        recipe.build(Killed(recipe, tmp_path))
+    (ledgers,) = (tmp_path / "work/text/w1@dev").glob("*/ledger")
+    before = {path.name: path.stat().st_mtime_ns for path in ledgers.iterdir()}
+    assert {"00000.json", "00001.json"} <= set(before)
+    assert "00003.json" not in before
+    summary = build(recipe, tmp_path)
+    after = {path.name: path.stat().st_mtime_ns for path in ledgers.iterdir()}
+    assert len(after) == 4
+    assert all(after[name] == before[name] for name in ("00000.json", "00001.json"))
+    assert summary.counts is not None
+    assert (summary.counts.read, summary.counts.kept) == (4, 4)
+    whole = extract(tmp_path, pages, workers=2)
+    assert whole == summary
+    names = [path.name for path in (tmp_path / "artifacts/text/w2@dev/documents").iterdir()]
+    for name in names:
+        one, two = (tmp_path / f"artifacts/text/{w}@dev/documents" / name for w in ("w1", "w2"))
+        assert one.read_bytes() == two.read_bytes()
 
 
 def test_a_page_that_takes_too_long_costs_only_itself(tmp_path: Path):
@@ -134,7 +199,9 @@ def test_a_page_that_takes_too_long_costs_only_itself(tmp_path: Path):
     assert summary.counts is not None
     assert summary.counts.kept == 2
     assert summary.counts.errors == {"timeout": 1}
-    assert summary.tables["errors"][0]["url"] == "http://a.test/b.html"
+    (example,) = summary.tables["errors"]
+    assert example["id"] == "http://a.test/b.html"
+    assert example["excerpt"] == "above cpu_seconds=1.0 of processor time"
 
 
 def test_pages_that_all_come_out_empty_stop_the_stage(tmp_path: Path):
@@ -153,18 +220,3 @@ def test_an_unknown_extractor_is_refused(tmp_path: Path):
     pages = ImportHtml(name="toy", version="dev", folder="x", base_url="http://a.test/")
     with pytest.raises(ValueError, match="extractor='magic'"):
         ExtractText(name="toy", version="dev", pages=pages, extractor="magic")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    ("text", "language"),
-    [
-        (PROSE, "en"),
-        ("La vieille dame est dans la forêt et elle ne chante pas avec les enfants.", "fr"),
-        ("El perro está en la plaza con los niños y no come una manzana.", "es"),
-        ("Der Hund ist nicht im Haus, und die Katze sitzt auf dem Dach.", "de"),
-        ("昔々あるところにおじいさんがいました", ""),
-        ("xyzzy plugh foo bar baz qux quux corge", ""),
-    ],
-)
-def test_the_language_is_told_by_its_common_words(text: str, language: str):
-    assert guess_language(text) == language

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from marin_dagster.data.documents import clean_text
 from marin_dagster.data.extractors import Extractor, make_extractors
-from marin_dagster.data.language import guess_language
+from marin_dagster.data.language import language_of
 from marin_dagster.data.warc import decode_html
 from marin_dagster.process import die_with_parent
 
@@ -105,7 +105,7 @@ def extract_page(
     return replace(
         answer,
         title=title,
-        language=guess_language(answer.text),
+        language=language_of(answer.text),
         encoding=encoding,
         message=answer.message or title,
     )

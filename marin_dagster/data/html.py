@@ -21,7 +21,7 @@ class ExtractText(Documents):
     """Extracts the main text of HTML pages, each in a worker process with limits.
 
     Documents have the page's host as source, its fetch time as `created`, and url, title, encoding
-    and a guessed language (by common words; "" when unsure) as metadata. Order is that of the
+    and language ("" when unsure) as metadata. Order is that of the
     pages, whatever the number of workers.
     """
 

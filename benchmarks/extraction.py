@@ -91,6 +91,7 @@ def _ours(extractor: str, **fields: Any) -> Callable[[], Extract]:
             **{
                 "extractor": extractor,
                 "favor": "precision",
+                "output": "text",
                 "max_html_bytes": 5_000_000,
                 "max_depth": 1_000,
                 "cpu_seconds": 20.0,
@@ -98,7 +99,7 @@ def _ours(extractor: str, **fields: Any) -> Callable[[], Extract]:
                 **fields,
             }
         )
-        extractors = make_extractors(settings.extractor, settings.favor)
+        extractors = make_extractors(settings.extractor, settings.favor, settings.output)
         return lambda body: extract_page(body, "text/html", settings, extractors).text
 
     return make

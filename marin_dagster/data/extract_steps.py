@@ -5,6 +5,7 @@ Imported in worker processes only, because it imports datatrove.
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from datatrove.data import Document as PipedDocument
@@ -93,7 +94,7 @@ def _document(page: Page, extracted: Extracted) -> Document:
         created=page.date,
         metadata={
             "url": page.url,
-            "title": extracted.title,
+            **asdict(extracted.facts),
             "language": extracted.language,
             "encoding": extracted.encoding,
         },

@@ -6,7 +6,6 @@ loaded, and one `Extracted` for each page. A page that takes more processor time
 the process; `extract_child` notices.
 """
 
-import html
 import importlib
 import os
 import pickle
@@ -15,17 +14,17 @@ import resource
 import signal
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from marin_dagster.data.documents import clean_text
 from marin_dagster.data.extractors import Extractor, make_extractors
 from marin_dagster.data.language import language_of
+from marin_dagster.data.page_facts import PageFacts, read_facts
 from marin_dagster.data.warc import decode_html
 from marin_dagster.process import die_with_parent
 
 _TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]*)[^<>]*?(/?)>")
 _PERMALINK = re.compile(r"\s*¶$", re.M)  # the sign behind the headings of manuals
-_TITLE = re.compile(r"<title[^>]*>(.{0,500}?)</title", re.I | re.S)
 _UNNESTED = re.compile(
     r"(?:area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr|p|li|dt|dd|option)", re.I
 )
@@ -37,6 +36,7 @@ class Settings:
 
     extractor: str
     favor: str
+    output: str
     max_html_bytes: int
     max_depth: int
     cpu_seconds: float
@@ -49,7 +49,7 @@ class Extracted:
 
     text: str = ""
     extractor: str = ""  # the one whose text it is
-    title: str = ""
+    facts: PageFacts = field(default_factory=PageFacts)
     language: str = ""
     encoding: str = ""
     dropped: str = ""
@@ -62,7 +62,7 @@ def main() -> None:
     source, target = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not get between the answers
     settings: Settings = pickle.load(source)
-    extractors = make_extractors(settings.extractor, settings.favor)
+    extractors = make_extractors(settings.extractor, settings.favor, settings.output)
     resource.setrlimit(resource.RLIMIT_AS, (settings.memory_bytes, settings.memory_bytes))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, whatever code it is in
     answer = None
@@ -94,20 +94,19 @@ def extract_page(
     page = clean_text(page)
     if depth_exceeds(page, settings.max_depth):
         return Extracted(dropped="too_deep", encoding=encoding, message=page[:1000])
-    found = _TITLE.search(page)
-    title = clean_text(" ".join(html.unescape(found[1]).split())) if found else ""
     answers = [_try(*extractors[0], page, settings)]
     for name, extract in extractors[1:]:
         if answers[-1].text:
             break
         answers.append(_try(name, extract, page, settings))
     answer = answers[-1] if answers[-1].text else answers[0]
+    facts = read_facts(page)
     return replace(
         answer,
-        title=title,
+        facts=facts,
         language=language_of(answer.text),
         encoding=encoding,
-        message=answer.message or title,
+        message=answer.message or facts.title,
     )
 
 

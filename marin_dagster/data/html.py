@@ -30,6 +30,7 @@ class ExtractText(Documents):
     pages: Pages
     extractor: Literal["trafilatura", "resiliparse"] = "trafilatura"
     favor: Literal["precision", "balanced", "recall"] = "precision"  # of trafilatura
+    output: Literal["text", "markdown"] = "text"
     min_chars: int = 25
     max_html_bytes: int = 5_000_000
     max_depth: int = 1_000  # nested elements
@@ -42,6 +43,7 @@ class ExtractText(Documents):
         for name, allowed in (
             ("extractor", ("trafilatura", "resiliparse")),
             ("favor", ("precision", "balanced", "recall")),
+            ("output", ("text", "markdown")),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(
@@ -86,6 +88,7 @@ class ExtractText(Documents):
         return Settings(
             extractor=self.extractor,
             favor=self.favor,
+            output=self.output,
             max_html_bytes=self.max_html_bytes,
             max_depth=self.max_depth,
             cpu_seconds=self.cpu_seconds,

@@ -8,8 +8,8 @@ The main text of every page, without menus, adverts and footers; every page is a
 | | |
 | --- | --- |
 | reads | Pages |
-| makes | Documents with url, title, language |
-| look at | `lost_fraction`: HTML pages without a text; `languages`, `sources`, `first documents` |
+| makes | Documents with url, title, date, licence, language; a record per page |
+| look at | `lost_fraction`: HTML pages without a text; `dropped`, `languages`, `extractors` |
 """
 
 text = stage_asset(

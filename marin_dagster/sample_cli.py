@@ -9,6 +9,7 @@ from marin_dagster.experiments import find
 from marin_dagster.terminal import clear_errors, console
 
 CHARACTERS = 400  # of a text
+SHOWN = ("source", "url", "id", "excerpt", "message")  # of an example, what it has
 EVIDENCE = ("duplicates.jsonl", "contaminated.jsonl")
 
 
@@ -46,6 +47,6 @@ def sample_command(address: str, number: int, seed: int, whole: bool) -> None:
             for reason, count in reasons.items():
                 console.print(f"{kind} {count:,}  {reason}", markup=False)
                 for row in record.summary.tables.get(kind, ()):
-                    if row.get("reason") == reason:
-                        said = "  ".join(row.get(name, "") for name in ("source", "id", "excerpt"))
+                    if reason in (row.get("reason"), row.get("outcome")):
+                        said = "  ".join(row[name] for name in SHOWN if row.get(name))
                         console.print(f"    {said}", markup=False, highlight=False)

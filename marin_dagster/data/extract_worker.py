@@ -13,11 +13,11 @@ import re
 import resource
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from marin_dagster.data.documents import clean_text
-from marin_dagster.data.extractors import Extractor, make_extractors
+from marin_dagster.data.extractors import Choice, Extractor, make_chooser
 from marin_dagster.data.language import language_of
 from marin_dagster.data.page_facts import PageFacts, read_facts
 from marin_dagster.data.warc import decode_html
@@ -62,7 +62,7 @@ def main() -> None:
     source, target = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints must not get between the answers
     settings: Settings = pickle.load(source)
-    extractors = make_extractors(settings.extractor, settings.favor, settings.output)
+    choose = make_chooser(settings.extractor, settings.favor, settings.output)
     resource.setrlimit(resource.RLIMIT_AS, (settings.memory_bytes, settings.memory_bytes))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process, whatever code it is in
     answer = None
@@ -74,7 +74,7 @@ def main() -> None:
         except EOFError:
             return
         signal.setitimer(signal.ITIMER_PROF, settings.cpu_seconds)
-        answer = extract_page(body, content_type, settings, extractors[skip:])
+        answer = extract_page(body, content_type, settings, choose, skip)
         signal.setitimer(signal.ITIMER_PROF, 0)
 
 
@@ -82,9 +82,12 @@ def extract_page(
     body: bytes,
     content_type: str,
     settings: Settings,
-    extractors: Sequence[tuple[str, Extractor]],
+    choose: Callable[[str], Choice],
+    skip: int = 0,
 ) -> Extracted:
-    """The text of one page by the first of the extractors that finds any.
+    """The text of one page by the first of the chosen extractors that finds any.
+
+    The first `skip` of them are not asked.
 
     When none does, a named failure of the first one becomes the page's `error`.
     """
@@ -94,11 +97,11 @@ def extract_page(
     page = clean_text(page)
     if depth_exceeds(page, settings.max_depth):
         return Extracted(dropped="too_deep", encoding=encoding, message=page[:1000])
-    answers = [_try(*extractors[0], page, settings)]
-    for name, extract in extractors[1:]:
+    answers: list[Extracted] = []
+    for name, extract in choose(page)[skip:]:
+        answers.append(_try(name, extract, page, settings))
         if answers[-1].text:
             break
-        answers.append(_try(name, extract, page, settings))
     answer = answers[-1] if answers[-1].text else answers[0]
     facts = read_facts(page)
     return replace(

@@ -18,18 +18,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ExtractText(Documents):
-    """Extracts the main text of HTML pages, each in a worker process with limits.
+    """Extracts the main text of HTML pages, each in a process with limits.
 
-    Documents have the page's host as source, its fetch time as `created`, and url, title, encoding
-    and language ("" when unsure) as metadata. Order is that of the
-    pages, whatever the number of workers.
+    Documents have the page's host as source, its fetch time as `created`, and url, title, date,
+    license, language and encoding as metadata, empty where unknown. A WARC file becomes a shard of
+    documents, and of records that tell what became of each page. Where the extractor finds nothing
+    or fails, the other one is asked.
     """
 
     stage: ClassVar[str] = "text"
 
     pages: Pages
-    extractor: Literal["trafilatura", "resiliparse"] = "trafilatura"
-    favor: Literal["precision", "balanced", "recall"] = "precision"  # of trafilatura
+    extractor: Literal["auto", "trafilatura", "resiliparse"] = "auto"  # auto: by the page
+    favor: Literal["precision", "balanced", "recall"] = "precision"  # of extractor="trafilatura"
     output: Literal["text", "markdown"] = "text"
     min_chars: int = 25
     max_html_bytes: int = 5_000_000
@@ -41,7 +42,7 @@ class ExtractText(Documents):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, allowed in (
-            ("extractor", ("trafilatura", "resiliparse")),
+            ("extractor", ("auto", "trafilatura", "resiliparse")),
             ("favor", ("precision", "balanced", "recall")),
             ("output", ("text", "markdown")),
         ):
@@ -50,6 +51,16 @@ class ExtractText(Documents):
                     f"{name}={getattr(self, name)!r} of {self.address} is not known; "
                     f"choose from {', '.join(allowed)}"
                 )
+        if self.favor != "precision" and self.extractor != "trafilatura":
+            raise ValueError(
+                f"favor={self.favor!r} of {self.address} is for trafilatura, and extractor="
+                f"{self.extractor!r}; leave favor out, or use extractor='trafilatura'"
+            )
+        if self.output == "markdown" and self.extractor == "resiliparse":
+            raise ValueError(
+                f"output='markdown' of {self.address}: resiliparse writes no Markdown; use "
+                "extractor='auto' or 'trafilatura'"
+            )
         for name in ("max_html_bytes", "max_depth", "cpu_seconds", "memory_bytes"):
             if getattr(self, name) <= 0:
                 value = getattr(self, name)

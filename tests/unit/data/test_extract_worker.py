@@ -6,7 +6,7 @@ import pytest
 
 from marin_dagster.data.documents import clean_text
 from marin_dagster.data.extract_worker import Settings, depth_exceeds, extract_page
-from marin_dagster.data.extractors import make_extractors
+from marin_dagster.data.extractors import make_chooser
 
 SETTINGS = Settings(
     extractor="trafilatura",
@@ -23,19 +23,32 @@ def test_a_failing_extractor_is_an_error_of_the_page():
     def fail(page: str) -> str:
         raise ValueError("no tree")
 
-    answer = extract_page(b"<p>x", "text/html", SETTINGS, [("one", fail)])
+    answer = extract_page(b"<p>x", "text/html", SETTINGS, lambda page: [("one", fail)])
     assert (answer.error, answer.message) == ("extractor_failed", "one: ValueError: no tree")
+
+
+def test_the_other_extractor_is_asked_when_the_first_fails_or_finds_nothing():
+    def fail(page: str) -> str:
+        raise ValueError("no tree")
+
+    one, two, three = ("one", fail), ("two", lambda page: " "), ("three", lambda page: "text")
+    answer = extract_page(b"<p>x", "text/html", SETTINGS, lambda page: [one, two, three])
+    assert (answer.text, answer.extractor, answer.error) == ("text", "three", "")
+    answer = extract_page(b"<p>x", "text/html", SETTINGS, lambda page: [one, two])
+    assert (answer.text, answer.error) == ("", "extractor_failed")
 
 
 def test_an_extractor_never_sees_control_characters_or_surrogates():
     seen = []
-    see = [("one", lambda page: seen.append(page) or "")]
-    extract_page(b"<p>a\0b\x1bc", "text/html", SETTINGS, see)
+    see = ("one", lambda page: seen.append(page) or "")
+    extract_page(b"<p>a\0b\x1bc", "text/html", SETTINGS, lambda page: [see])
     assert seen == ["<p>abc"]
 
 
 def test_a_surrogate_in_the_answer_is_replaced():
-    answer = extract_page(b"<p>x", "text/html", SETTINGS, [("one", lambda page: "a\ud800b")])
+    answer = extract_page(
+        b"<p>x", "text/html", SETTINGS, lambda page: [("one", lambda page: "a\ud800b")]
+    )
     assert answer.text == "a?b"
 
 
@@ -73,13 +86,13 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("extractor", ["trafilatura", "resiliparse"])
+@pytest.mark.parametrize("extractor", ["auto", "trafilatura", "resiliparse"])
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_page_ends_as_a_text_or_a_reason(name: str, extractor: str):
     settings = replace(SETTINGS, max_html_bytes=5_000_000, max_depth=1_000, extractor=extractor)
-    extractors = make_extractors(extractor, "precision", "text")
+    choose = make_chooser(extractor, "precision", "text")
     body, expected = HOSTILE[name]
-    answer = extract_page(b"<html><body>" + body, "text/html", settings, extractors)
+    answer = extract_page(b"<html><body>" + body, "text/html", settings, choose)
     assert not answer.error
     assert (answer.dropped or ("kept" if answer.text else "empty")) == expected
     if expected == "kept":

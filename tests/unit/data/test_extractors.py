@@ -2,7 +2,7 @@
 
 import pytest
 
-from marin_dagster.data.extractors import make_extractors
+from marin_dagster.data.extractors import is_technical, make_chooser
 
 PROSE = "This guide tells how rows are packed into batches, and why their order does not matter. "
 PAGE = f"""<!DOCTYPE html><html><head><title>Rows</title></head><body>
@@ -29,7 +29,7 @@ CODE = "def pack(rows):\n    for row in rows:\n        yield row\n\n\nprint(pack
 
 
 def first(name: str, output: str = "text") -> str:
-    return make_extractors(name, "precision", output)[0][1](PAGE)
+    return make_chooser(name, "precision", output)(PAGE)[0][1](PAGE)
 
 
 @pytest.mark.parametrize("name", ["trafilatura", "resiliparse"])
@@ -57,3 +57,14 @@ def test_code_keeps_its_lines_and_their_indentation(name: str):
 )
 def test_markdown_keeps_the_structure(part: str):
     assert part in first("trafilatura", "markdown")
+
+
+def test_auto_takes_each_page_to_the_better_library():
+    choose = make_chooser("auto", "precision", "text")
+    manual = "<dl>" + "<dt>pack(rows)</dt><dd><p>Packs.</p><pre>pack([])</pre></dd>" * 20 + "</dl>"
+    assert is_technical(manual)
+    assert not is_technical(PAGE)
+    assert [name for name, _ in choose(manual)] == ["resiliparse", "trafilatura"]
+    assert [name for name, _ in choose(PAGE)] == ["trafilatura", "resiliparse"]
+    markdown = make_chooser("auto", "precision", "markdown")
+    assert markdown(manual)[0][0] == "trafilatura"

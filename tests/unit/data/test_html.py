@@ -75,7 +75,7 @@ def extract(root: Path, pages: ImportHtml, workers: int = 1, **fields: Any) -> S
     return build(recipe, root, placement=Placement(workers=workers))
 
 
-@pytest.fixture(scope="module", params=["trafilatura", "resiliparse"])
+@pytest.fixture(scope="module", params=["auto", "trafilatura", "resiliparse"])
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory):
     root = tmp_path_factory.mktemp("html")
     pages = pages_of(root, PAGES)
@@ -216,7 +216,16 @@ def test_a_high_share_of_lost_pages_stops_the_stage(tmp_path: Path):
         extract(tmp_path, pages_of(tmp_path, files), extractor="resiliparse")
 
 
-def test_an_unknown_extractor_is_refused(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"extractor": "magic"}, "extractor='magic'"),
+        ({"output": "latex"}, "output='latex'"),
+        ({"extractor": "resiliparse", "output": "markdown"}, "resiliparse writes no Markdown"),
+        ({"extractor": "auto", "favor": "recall"}, "favor='recall' .* is for trafilatura"),
+    ],
+)
+def test_what_no_extractor_does_is_refused(fields: dict[str, Any], words: str):
     pages = ImportHtml(name="toy", version="dev", folder="x", base_url="http://a.test/")
-    with pytest.raises(ValueError, match="extractor='magic'"):
-        ExtractText(name="toy", version="dev", pages=pages, extractor="magic")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=words):
+        ExtractText(name="toy", version="dev", pages=pages, **fields)

@@ -25,8 +25,8 @@ from marin_dagster.process import die_with_parent
 
 _TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]*)[^<>]*?(/?)>")
 _PERMALINK = re.compile(r"\s*¶$", re.M)  # the sign behind the headings of manuals
-_UNNESTED = re.compile(
-    r"(?:area|base|br|col|embed|hr|img|input|link|meta|source|track|wbr|p|li|dt|dd|option)", re.I
+_UNNESTED = frozenset(
+    ["area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr", "p", "li", "dt", "dd", "option"]
 )
 
 
@@ -87,9 +87,8 @@ def extract_page(
 ) -> Extracted:
     """The text of one page by the first of the chosen extractors that finds any.
 
-    The first `skip` of them are not asked.
-
-    When none does, a named failure of the first one becomes the page's `error`.
+    The first `skip` of them are not asked. When none finds any, a named failure of the first one
+    asked becomes the page's `error`.
     """
     if len(body) > settings.max_html_bytes:
         return Extracted(dropped="too_large", message=f"{len(body)} bytes")
@@ -131,9 +130,8 @@ def depth_exceeds(page: str, limit: int) -> bool:
     if page.count("<") <= limit:
         return False
     depth = 0
-    for match in _TAG.finditer(page):
-        closing, name, empty = match.groups()
-        if empty or _UNNESTED.fullmatch(name):
+    for closing, name, empty in _TAG.findall(page):
+        if empty or name.lower() in _UNNESTED:
             continue
         depth += -1 if closing and depth else 0 if closing else 1
         if depth > limit:

@@ -31,10 +31,12 @@ def words(text: str) -> list[str]:
 
 def word_hashes(tokens: Sequence[str]) -> np.ndarray:
     """64-bit xxh3 of each word, uint64[len(tokens)]."""
-    known = {
-        token: xxhash.xxh3_64_intdigest(token.encode("utf-8", "replace")) for token in set(tokens)
-    }
-    return np.fromiter((known[token] for token in tokens), dtype=np.uint64, count=len(tokens))
+    return np.fromiter(map(_word_hash, tokens), dtype=np.uint64, count=len(tokens))
+
+
+@lru_cache(maxsize=1 << 17)
+def _word_hash(token: str) -> int:
+    return xxhash.xxh3_64_intdigest(token.encode("utf-8", "replace"))
 
 
 def ngram_hashes(hashes: np.ndarray, ngram_size: int) -> np.ndarray:

@@ -99,13 +99,13 @@ class Deduplicate(Documents):
         shards += [(self.address, shard_paths(folder))]
         inputs = [checksum(path) for _, paths in shards for path in paths]
         owners = [address for address, paths in shards for _ in paths]
-        removals, numbers = self._find(ctx, inputs, owners)
+        removals, numbers = self.find(ctx, inputs, owners)
         report = map_documents(ctx, folder, _Remove(removals), evidence_file=EVIDENCE_FILE)
         self._refuse_lost_sources(report, os.path.join(ctx.out, EVIDENCE_FILE))
         numbers = {**report.numbers(), **numbers, "detection": round(self.detection, 4)}
         return Summary(numbers=numbers, counts=report.counts, tables=report.tables())
 
-    def _find(
+    def find(
         self, ctx: Context, inputs: Sequence[Checksum], owners: Sequence[str]
     ) -> tuple[str, dict[str, int]]:
         """The folder of removals, and what was counted; `owners`: the artifact of each shard."""

@@ -9,6 +9,9 @@ import numpy as np
 import xxhash
 
 _WORD = re.compile(r"\w+")
+_ASCII_WORDS = "".join(  # lower case, and a space for what is between words
+    char.lower() if _WORD.match(char) else " " for char in map(chr, range(128))
+)
 _SPACELESS = re.compile(  # Thai to Lao, Myanmar, Khmer, kana, Han: one character is one word
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]"
 )
@@ -24,7 +27,7 @@ def words(text: str) -> list[str]:
     between words, single characters.
     """
     if text.isascii():
-        return _WORD.findall(text.lower())
+        return text.translate(_ASCII_WORDS).split()
     text = unicodedata.normalize("NFKC", text).casefold()
     return _WORD.findall(_SPACELESS.sub(r" \g<0> ", text))
 

@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 
 from marin_dagster.data.words import jaccard, ngram_hashes, word_hashes, words
@@ -34,3 +36,8 @@ def test_rolling_ngram_hashes_equal_those_of_each_run_alone():
     for size in (1, 5, 13):
         alone = [ngram_hashes(hashes[i : i + size], size)[0] for i in range(300 - size + 1)]
         assert ngram_hashes(hashes, size).tolist() == alone
+
+
+def test_plain_and_other_text_are_split_alike():
+    text = "".join(map(chr, range(128))) + " Don't STOP_here, 3.14 x-ray\tend"
+    assert words(text) == words(text + " é")[:-1] == re.findall(r"\w+", text.lower())

@@ -5,15 +5,15 @@ with the corpus is in arrays; Python objects exist for documents that MinHash pr
 """
 
 import itertools
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from marin_dagster.data.arrays import array_file, load_array, save_array
 from marin_dagster.data.dedup import MatchConfig
 from marin_dagster.data.row_files import save_rows
 from marin_dagster.data.words import jaccard
@@ -88,23 +88,6 @@ class Proposal:
     stands: np.ndarray  # int64[documents]: the best exact copy of each, perhaps itself
     rank: np.ndarray  # int64[documents]: of similar ones, the lowest is kept
     groups: Groups
-
-
-def array_file(work: str, name: str, shard: int) -> str:
-    """Where the array of a shard is kept."""
-    return os.path.join(work, name, f"{shard:05d}.npy")
-
-
-def save_array(path: str, array: np.ndarray) -> None:
-    """Writes an array, and its folder if need be."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    np.save(path, array)
-
-
-@lru_cache(maxsize=256)
-def load_array(path: str) -> np.ndarray:
-    """A mapped array: reading a part of it brings that part into memory."""
-    return np.asarray(np.load(path, mmap_mode="r"))
 
 
 def propose(corpus: Corpus, config: MatchConfig) -> Proposal:

@@ -11,8 +11,9 @@ import xxhash
 from datatrove.data import Document as PipedDocument
 from datatrove.pipeline.base import PipelineStep
 
+from marin_dagster.data.arrays import array_file, save_array
 from marin_dagster.data.dedup import MatchConfig
-from marin_dagster.data.dedup_match import DIGEST, array_file, save_array
+from marin_dagster.data.dedup_match import DIGEST
 from marin_dagster.data.minhash import MinHash
 from marin_dagster.data.shard_steps import Ledger, ReadShard
 from marin_dagster.data.words import ngram_hashes, word_hashes, words

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from marin_dagster.data import dedup, pipeline
+from marin_dagster.data import dedup, paragraphs, pipeline
 from marin_dagster.data.documents import DocumentWriter, new_document
 from marin_dagster.kinds import Documents
 from marin_dagster.recipe import Context, Summary
@@ -65,6 +65,6 @@ def in_this_process() -> Iterator[None]:
                 data = step(data, task, num_tasks)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (pipeline, dedup):
+        for module in (pipeline, dedup, paragraphs):
             patch.setattr(module, "run_tasks", run)
         yield

@@ -119,9 +119,13 @@ def verify(
         removals[number] = {"kept": kept, "similarity": round(similarity, 6), "kind": "exact"}
     removals |= {number: {"kind": "empty"} for number in found.empty.tolist()}
     removals = {n: row for n, row in sorted(removals.items()) if n >= corpus.num_earlier}
+    earlier = sum(
+        row.get("kept", corpus.num_earlier) < corpus.num_earlier for row in removals.values()
+    )
     own = corpus.digests[corpus.num_earlier :]
     short = int(((own["words"] > 0) & (own["words"] < config.ngram_size)).sum())
-    return removals, {**counted, "short_documents": short}
+    counted |= {"copies_of_earlier": earlier, "short_documents": short}
+    return removals, counted
 
 
 def save_removals(folder: str, corpus: Corpus, removals: Mapping[int, Mapping[str, Any]]) -> None:

@@ -16,7 +16,7 @@ from marin_dagster.data.dedup import MatchConfig
 from marin_dagster.data.dedup_match import DIGEST
 from marin_dagster.data.minhash import MinHash
 from marin_dagster.data.shard_steps import Ledger, ReadShard
-from marin_dagster.data.words import ngram_hashes, word_hashes, words
+from marin_dagster.data.words import ngram_hashes, text_hashes
 
 
 def sign_steps(work: str, paths: Sequence[str], config: MatchConfig) -> list[Any]:
@@ -47,7 +47,7 @@ class SignShard(PipelineStep):
         keys: list[np.ndarray] = []
         ids: list[bytes] = []
         for piped in data:
-            hashes = word_hashes(words(piped.text))
+            hashes = text_hashes(piped.text)
             grams = ngram_hashes(_compared(piped.text, hashes, config), config.ngram_size)
             digest = xxhash.xxh3_128_digest(hashes.tobytes())
             high, low = np.frombuffer(digest, dtype=np.uint64).tolist()
@@ -77,7 +77,7 @@ class WriteGrams(PipelineStep):
         grams = [np.empty(0, dtype=np.uint64)]
         for row, piped in enumerate(data):
             if row in chosen:
-                hashes = _compared(piped.text, word_hashes(words(piped.text)), self._config)
+                hashes = _compared(piped.text, text_hashes(piped.text), self._config)
                 grams.append(np.unique(ngram_hashes(hashes, self._config.ngram_size)))
         edges = np.cumsum([len(found) for found in grams])
         save_array(array_file(self._work, "edges", rank), edges)
@@ -88,4 +88,4 @@ def _compared(text: str, hashes: np.ndarray, config: MatchConfig) -> np.ndarray:
     """Hashes of the words that count for similarity: those of the beginning of a long text."""
     if len(text) <= config.max_characters:
         return hashes
-    return hashes[: len(words(text[: config.max_characters]))]
+    return hashes[: len(text_hashes(text[: config.max_characters]))]

@@ -14,7 +14,7 @@ from datatrove.pipeline.base import PipelineStep
 from marin_dagster.data.arrays import array_file, save_array
 from marin_dagster.data.paragraphs import Unit, split
 from marin_dagster.data.shard_steps import Ledger, ReadShard
-from marin_dagster.data.words import word_hashes, words
+from marin_dagster.data.words import text_hashes
 
 
 def hash_steps(work: str, paths: Sequence[str], unit: Unit, min_words: int) -> list[Any]:
@@ -44,7 +44,7 @@ class HashParagraphs(PipelineStep):
         ids: list[bytes] = []
         for piped in data:
             for part, _ in split(piped.text, self._unit):
-                found = word_hashes(words(part))
+                found = text_hashes(part)
                 long = len(found) >= self._min_words
                 hashes.append(xxhash.xxh3_64_intdigest(found.tobytes()) if long else 0)
                 characters.append(len(part))

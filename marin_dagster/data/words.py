@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-import xxhash
 
 _WORD = re.compile(r"\w+")
 _ASCII_WORDS = "".join(  # lower case, and a space for what is between words
@@ -18,6 +17,8 @@ _SPACELESS = re.compile(  # Thai to Lao, Myanmar, Khmer, kana, Han: one characte
 _BASE = 0x9E3779B97F4A7C13  # odd, so it has an inverse; 3 mod 8, so its powers differ early
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
 _HALF = np.uint64(32)
+_SPACE = np.uint8(32)
+_HASHED_BYTES = 1 << 18  # at a time, so that a long text needs no more memory than its words
 
 
 def words(text: str) -> list[str]:
@@ -33,13 +34,47 @@ def words(text: str) -> list[str]:
 
 
 def word_hashes(tokens: Sequence[str]) -> np.ndarray:
-    """64-bit xxh3 of each word, uint64[len(tokens)]."""
-    return np.fromiter(map(_word_hash, tokens), dtype=np.uint64, count=len(tokens))
+    """A 64-bit hash of each word, uint64[len(tokens)]."""
+    return _hash_runs(" ".join(tokens).encode("utf-8", "replace"))
 
 
-@lru_cache(maxsize=1 << 17)
-def _word_hash(token: str) -> int:
-    return xxhash.xxh3_64_intdigest(token.encode("utf-8", "replace"))
+def text_hashes(text: str) -> np.ndarray:
+    """`word_hashes(words(text))`, without the words."""
+    if text.isascii():
+        return _hash_runs(text.translate(_ASCII_WORDS).encode())
+    return word_hashes(words(text))
+
+
+def _hash_runs(data: bytes) -> np.ndarray:
+    """Hash of each run of bytes between spaces: the sum of byte[j] * base^j, mixed."""
+    parts = []
+    start = 0
+    while start < len(data):
+        end = data.find(b" ", start + _HASHED_BYTES)
+        end = len(data) if end < 0 else end
+        parts.append(_hash_part(np.frombuffer(data, np.uint8, end - start, start)))
+        start = end
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint64)
+
+
+def _hash_part(data: np.ndarray) -> np.ndarray:
+    inside = np.zeros(len(data) + 2, dtype=bool)
+    inside[1:-1] = data != _SPACE
+    edges = np.flatnonzero(inside[1:] != inside[:-1])
+    lengths = edges[1::2] - edges[::2]
+    if not len(lengths):
+        return np.empty(0, dtype=np.uint64)
+    starts = np.cumsum(lengths) - lengths
+    letters = data[inside[1:-1]].astype(np.uint64)
+    powers, _ = _powers(1 << int(lengths.max()).bit_length())
+    letters *= powers[np.arange(len(letters)) - np.repeat(starts, lengths)]
+    return _mixed(np.add.reduceat(letters, starts))
+
+
+def _mixed(values: np.ndarray) -> np.ndarray:
+    values ^= values >> _HALF
+    values *= _MIX
+    return values ^ (values >> _HALF)
 
 
 def ngram_hashes(hashes: np.ndarray, ngram_size: int) -> np.ndarray:
@@ -55,9 +90,7 @@ def ngram_hashes(hashes: np.ndarray, ngram_size: int) -> np.ndarray:
     sums = np.zeros(len(hashes) + 1, dtype=np.uint64)
     np.cumsum(hashes * powers[: len(hashes)], out=sums[1:])
     grams = (sums[ngram_size:] - sums[:count]) * inverses[:count]
-    grams ^= grams >> _HALF
-    grams *= _MIX
-    return grams ^ (grams >> _HALF)
+    return _mixed(grams)
 
 
 @lru_cache(maxsize=32)

@@ -162,6 +162,47 @@ def test_comparisons_of_one_document_are_limited_and_the_limit_is_counted(tmp_pa
     assert numbers["comparisons"] == 0 + 1 + 2 + 3 * 9
 
 
+def test_a_new_version_loses_what_earlier_ones_have(tmp_path):
+    rng = random.Random(11)
+    old = [random_text(rng, 80) for _ in range(4)]
+    other = [random_text(rng, 80) for _ in range(3)]
+    fresh = [random_text(rng, 80) for _ in range(3)]
+    crawls = {
+        "first": [*old, old[0].upper(), old[0] + " changed"],
+        "second": [other[0], old[0] + " and longer", old[1].lower(), *other[1:]],
+        "third": [other[2] + " again", fresh[0], old[3], *fresh[1:], fresh[0]],
+    }
+    earlier: tuple[Deduplicate, ...] = ()
+    kept, evidence, numbers = {}, {}, {}
+    for day, (name, texts) in enumerate(crawls.items(), start=1):
+        crawl = write_documents(tmp_path, texts, name=name, shard_documents=2)
+        recipe = Deduplicate(name=f"day-{day}", version="dev", documents=crawl, against=earlier)
+        with in_this_process():
+            numbers[name] = build(recipe, tmp_path).numbers
+        out = FakeContext(recipe, tmp_path).out
+        kept[name] = [document["text"] for document in read_documents(out)]
+        lines = Path(out, "duplicates.jsonl").read_text(encoding="utf-8").splitlines()
+        evidence[name] = [json.loads(line) for line in lines]
+        earlier = (*earlier, recipe)
+    assert kept["first"] == [*old[1:], old[0] + " changed"]
+    assert kept["second"] == other
+    assert kept["third"] == fresh
+    first, second, third = (recipe.address for recipe in earlier)
+    assert [(row["kind"], row["kept_in"]) for row in evidence["third"]] == [
+        ("fuzzy", second),
+        ("exact", first),
+        ("exact", third),
+    ]
+    assert evidence["third"][0]["kept"] == document_id(other[2])
+    assert [numbers[name]["copies_of_earlier"] for name in crawls] == [0, 2, 2]
+
+
+def test_documents_are_not_compared_with_themselves():
+    toy = ToyDocuments(name="toy", version="dev")
+    with pytest.raises(ValueError, match="nothing would be left"):
+        Deduplicate(name="x", version="dev", documents=toy, against=(toy,))
+
+
 def test_a_source_that_loses_almost_everything_stops_the_stage(tmp_path):
     texts = [LONG + " same" for _ in range(120)] + ["another text"]
     with pytest.raises(StageError, match=r"99\.2% of source 'copies'") as caught:

@@ -96,7 +96,9 @@ class Decontaminate(Documents):
         tasks = Counter(item.task for item in index.items)
         names = sorted(tasks.keys() - _searched(index).keys())
         if names or not tasks:
-            found = ", ".join(f"{name} (0 of {tasks[name]})" for name in names) or "no item of any task"
+            found = (
+                ", ".join(f"{name} (0 of {tasks[name]})" for name in names) or "no item of any task"
+            )
             raise StageError(
                 "bad_input",
                 f"{self.address} has tasks without a searchable item: {found}; lower "

@@ -53,8 +53,8 @@ class Deduplicate(Documents):
     documents: Documents
     against: tuple[Documents, ...] = ()
     ngram_size: int = 5  # words
-    num_bands: int = 32
-    rows_per_band: int = 8
+    num_bands: int = 24
+    rows_per_band: int = 7
     min_similarity: float = 0.75
     keep: Literal["longest", "first"] = "longest"
     max_characters: int = 200_000

@@ -19,7 +19,14 @@ from marin_dagster.data.row_files import save_rows
 from marin_dagster.data.words import jaccard
 
 DIGEST = np.dtype(
-    [("high", "u8"), ("low", "u8"), ("words", "i8"), ("characters", "i8"), ("grams", "i8")]
+    [
+        ("high", "u8"),
+        ("low", "u8"),
+        ("words", "i8"),
+        ("characters", "i8"),
+        ("grams", "i8"),
+        ("line", "i8"),
+    ]
 )
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
@@ -91,7 +98,7 @@ class Proposal:
 
 
 def propose(corpus: Corpus, config: MatchConfig) -> Proposal:
-    """Exact copies, and groups of near ones; names the rows whose n-grams are needed."""
+    """Exact copies, and groups of near ones; names the lines whose n-grams are needed."""
     digests = corpus.digests
     rank = _rank(digests, corpus.num_earlier, config)
     stands = _exact_copies(digests, rank)
@@ -100,8 +107,8 @@ def propose(corpus: Corpus, config: MatchConfig) -> Proposal:
     needed = np.unique(groups.members)
     for shard in range(len(corpus.owners)):
         first, last = np.searchsorted(needed, corpus.starts[shard : shard + 2])
-        rows = needed[first:last] - corpus.starts[shard]
-        save_array(array_file(corpus.signed, "chosen", shard), rows)
+        lines = digests["line"][needed[first:last]]
+        save_array(array_file(corpus.signed, "chosen", shard), lines)
     return Proposal(np.flatnonzero(digests["words"] == 0), stands, rank, groups)
 
 

@@ -17,6 +17,8 @@ from marin_dagster.data.documents import scan_shard
 from marin_dagster.data.minhash import MinHash
 from marin_dagster.data.words import ngram_hashes, text_hashes
 
+_BATCH = 1_000  # documents
+
 
 def sign_steps(work: str, paths: Sequence[str], config: MatchConfig) -> list[Any]:
     """One task per shard: digests for exact copies, band keys for near ones, and ids."""
@@ -44,6 +46,7 @@ class SignShard(PipelineStep):
         config = self._config
         minhash = MinHash(config.num_bands, config.rows_per_band, config.seed)
         digests: list[tuple[int, ...]] = []
+        rows: list[np.ndarray] = []
         keys: list[np.ndarray] = []
         ids: list[bytes] = []
         for line, document in scan_shard(self._paths[rank]):
@@ -55,10 +58,13 @@ class SignShard(PipelineStep):
             digest = xxhash.xxh3_128_digest(hashes.tobytes())
             high, low = np.frombuffer(digest, dtype=np.uint64).tolist()
             digests.append((high, low, len(hashes), len(text), len(grams), line))
-            keys.append(minhash.band_keys(grams))
             ids.append(document["id"].encode())
-        table = np.array(keys, dtype=np.uint64).reshape(-1, config.num_bands)
-        save_array(array_file(self._work, "keys", rank), np.ascontiguousarray(table.T))
+            rows.append(minhash.rows(grams))
+            if len(rows) == _BATCH:
+                keys.append(minhash.band_keys(rows))
+                rows = []
+        keys.append(minhash.band_keys(rows))
+        save_array(array_file(self._work, "keys", rank), np.concatenate(keys, axis=1))
         save_array(array_file(self._work, "ids", rank), np.array(ids, dtype=np.bytes_))
         save_array(array_file(self._work, "digests", rank), np.array(digests, dtype=DIGEST))
 

@@ -5,6 +5,8 @@ documents of Jaccard similarity s agree in a row with probability s, in a band w
 any band with 1 - (1 - s^rows)^bands (Broder 1997; Leskovec, Rajaraman, Ullman 2014, section 3.4).
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 _CHUNK = 4096  # n-grams at a time, so that a long document needs no more memory than a short one
@@ -24,7 +26,9 @@ class MinHash:
         self._weights = rng.integers(1 << 63, size=rows_per_band, dtype=np.uint64) | np.uint64(1)
 
     def rows(self, grams: np.ndarray) -> np.ndarray:
-        """The lowest value of each function over n-gram hashes uint64[n > 0], uint32[rows]."""
+        """The lowest value of each function over n-gram hashes uint64[n], uint32[rows]."""
+        if not len(grams):
+            return np.zeros(len(self._factors), dtype=np.uint32)
         grams = grams.astype(np.uint32)
         parts = []
         for start in range(0, len(grams), _CHUNK):
@@ -33,11 +37,10 @@ class MinHash:
             parts.append(values.min(axis=0))
         return parts[0] if len(parts) == 1 else np.min(parts, axis=0)
 
-    def band_keys(self, grams: np.ndarray) -> np.ndarray:
-        """One hash of the rows of each band, uint64[bands]; zeros if there is no n-gram."""
-        if not len(grams):
-            return np.zeros(self._shape[0], dtype=np.uint64)
-        keys = (self.rows(grams).reshape(self._shape) * self._weights).sum(axis=1, dtype=np.uint64)
+    def band_keys(self, rows: Sequence[np.ndarray]) -> np.ndarray:
+        """One hash of the rows of each band, uint64[bands, documents]."""
+        table = np.array(rows, dtype=np.uint64).reshape(-1, *self._shape)
+        keys = np.ascontiguousarray((table * self._weights).sum(axis=2, dtype=np.uint64).T)
         keys ^= keys >> _HALF
         keys *= _MIX
         return keys ^ (keys >> _HALF)

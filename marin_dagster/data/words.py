@@ -46,7 +46,7 @@ def text_hashes(text: str) -> np.ndarray:
 
 
 def _hash_runs(data: bytes) -> np.ndarray:
-    """Hash of each run of bytes between spaces: the sum of byte[j] * base^j, mixed."""
+    """Hash of each run of bytes between spaces: the sum of (byte[j] - 32) * base^j, mixed."""
     parts = []
     start = 0
     while start < len(data):
@@ -58,17 +58,19 @@ def _hash_runs(data: bytes) -> np.ndarray:
 
 
 def _hash_part(data: np.ndarray) -> np.ndarray:
-    inside = np.zeros(len(data) + 2, dtype=bool)
-    inside[1:-1] = data != _SPACE
-    edges = np.flatnonzero(inside[1:] != inside[:-1])
-    lengths = edges[1::2] - edges[::2]
-    if not len(lengths):
+    space = data == _SPACE
+    begins = ~space
+    begins[1:] &= space[:-1]
+    starts = np.flatnonzero(begins)
+    if not len(starts):
         return np.empty(0, dtype=np.uint64)
-    starts = np.cumsum(lengths) - lengths
-    letters = data[inside[1:-1]].astype(np.uint64)
+    lengths = np.diff(starts, append=len(data))  # with the spaces behind, which count as 0
+    places = np.arange(starts[0], len(data)) - np.repeat(starts, lengths)
     powers, _ = _powers(1 << int(lengths.max()).bit_length())
-    letters *= powers[np.arange(len(letters)) - np.repeat(starts, lengths)]
-    return _mixed(np.add.reduceat(letters, starts))
+    values = data[starts[0] :].astype(np.uint64)
+    values -= np.uint64(_SPACE)
+    values *= powers[places]
+    return _mixed(np.add.reduceat(values, starts - starts[0]))
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from marin_dagster.data.dedup import Deduplicate
-from marin_dagster.data.documents import document_id, read_documents
+from marin_dagster.data.documents import ShardFile, document_id, read_documents, shard_paths
+from marin_dagster.data.paragraphs import DeduplicateParagraphs
 from marin_dagster.data.words import ngram_hashes, word_hashes, words
 from marin_dagster.recipe import Placement, StageError, Summary
 from tests.fake_context import FakeContext, build
@@ -112,6 +113,16 @@ def test_exact_copies_short_texts_and_empty_texts(tmp_path):
 
 def test_a_shard_of_nothing_but_short_texts_passes(tmp_path):
     assert match(tmp_path, ["cat", "dog"])[0] == ["cat", "dog"]
+
+
+@pytest.mark.parametrize("recipe", [Deduplicate, DeduplicateParagraphs])
+def test_a_shard_without_documents_passes(tmp_path, recipe):
+    toy = write_documents(tmp_path, [LONG, LONG + "!", LONG + " eleven"], shard_documents=1)
+    with ShardFile(shard_paths(FakeContext(toy, tmp_path).out)[1]):
+        pass
+    made = recipe(name="out", version="dev", documents=toy)
+    with in_this_process():
+        assert build(made, tmp_path).counts.read == 2
 
 
 @pytest.mark.parametrize("keep", ["first", "longest"])

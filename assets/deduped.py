@@ -4,7 +4,7 @@ from assets.stage import stage_asset
 
 DESCRIPTION = """\
 One of each: exact copies and near-copies (MinHash, verified by real overlap) are removed, with the
-kept document as evidence.
+kept document as evidence; also copies of earlier artifacts, and repeated paragraphs.
 
 | | |
 | --- | --- |

@@ -5,8 +5,8 @@
 
 `--articles` is a checkout of scrapinghub/article-extraction-benchmark (181 articles), `--pages` the
 folder `tests` of adbar/trafilatura (990 pages in many languages), `--manual` a folder of Sphinx
-pages: every sixth is read, and its element with the role `main` taken for the truth. `ours` goes the
-way of `ExtractText`, decoding and limits included; the others call a library alone. Speeds are
+pages: every sixth is read, and its element with the role `main` taken for the truth. `ours` goes
+the way of `ExtractText`, decoding and limits included; the others call a library alone. Speeds are
 pages per second of processor time, of one process.
 """
 

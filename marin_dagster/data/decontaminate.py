@@ -26,10 +26,13 @@ class Decontaminate(Documents):
     """Removes documents that hold an item of an evaluation task.
 
     Words are compared without case, width, punctuation and line breaks, over the whole document.
-    An item of at least `ngram_size` words is found when a share of at least `min_overlap` of its
+    An item of at least `whole_item_words` is found when a share of at least `min_overlap` of its
     n-grams occurs; a shorter one when all its words occur in a row. Items below `min_item_words`
     are too common to look for: they are counted, not searched. Text that is paraphrased,
     translated, or split over documents is not found.
+
+    Shorter n-grams, as `ngram_size=5`, also find items in which some words were changed. The
+    summary says how many planted items were found in each disguise.
     """
 
     stage = "decontaminated"
@@ -39,32 +42,41 @@ class Decontaminate(Documents):
     ngram_size: int = 13  # words
     min_overlap: float = 0.5
     min_item_words: int = 5
+    whole_item_words: int = 13
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.tasks:
             raise ValueError(f"tasks=() of {self.address} is empty; give at least 1 Tasks")
-        if not 1 <= self.min_item_words <= self.ngram_size:
+        if not 1 <= self.min_item_words <= self.whole_item_words:
             raise ValueError(
-                f"min_item_words={self.min_item_words} is outside [1, ngram_size="
-                f"{self.ngram_size}]; items below it are not searched, so keep it near 5"
+                f"min_item_words={self.min_item_words} is outside [1, whole_item_words="
+                f"{self.whole_item_words}]; items below it are not searched, so keep it near 5"
+            )
+        if not 1 <= self.ngram_size <= self.whole_item_words:
+            raise ValueError(
+                f"ngram_size={self.ngram_size} is outside [1, whole_item_words="
+                f"{self.whole_item_words}]; items that are not found whole need an n-gram, so "
+                "raise whole_item_words too"
             )
         if not 0 < self.min_overlap <= 1:
             raise ValueError(f"min_overlap={self.min_overlap} is outside (0, 1]; try 0.5")
 
     def build(self, ctx: Context) -> Summary:
         """Indexes the items, checks that planted ones are found, and judges every document."""
+        from marin_dagster.data.disguises import plant
         from marin_dagster.data.item_index import ItemIndex, read_items
 
         items = [item for tasks in self.tasks for item in read_items(ctx.path(tasks))]
-        index = ItemIndex.build(items, self.ngram_size, self.min_overlap, self.min_item_words)
-        if not index.num_searched:
-            raise StageError(
-                "bad_input",
-                f"{self.address} found 0 searchable items among {len(items)}; give tasks with "
-                f"texts of at least min_item_words={self.min_item_words} words",
-            )
-        planted = index.find_planted()
+        index = ItemIndex.build(
+            items,
+            ngram_size=self.ngram_size,
+            min_overlap=self.min_overlap,
+            min_item_words=self.min_item_words,
+            whole_item_words=self.whole_item_words,
+        )
+        self._refuse_unsearched(index)
+        planted = plant(index)
         path = os.path.join(ctx.work, "items.npz")
         index.save(path)
         step = _Judge(path, checksum(path)[2])
@@ -74,10 +86,24 @@ class Decontaminate(Documents):
             "items": len(items),
             "items_searched": index.num_searched,
             "items_too_short": len(items) - index.num_searched,
-            "planted_items_found": planted,
+            "planted_items_found": planted[0]["found"],
         }
-        tables = {"tasks": _task_rows(items, report), **report.tables()}
+        tables = {"tasks": _task_rows(index, report), "planted items": planted, **report.tables()}
         return Summary(numbers=numbers, counts=report.counts, tables=tables)
+
+    def _refuse_unsearched(self, index: Any) -> None:
+        """A task without a searchable item would pass for clean."""
+        tasks = Counter(item.task for item in index.items)
+        names = sorted(tasks.keys() - _searched(index).keys())
+        if names or not tasks:
+            found = (
+                ", ".join(f"{name} (0 of {tasks[name]})" for name in names) or "no item of any task"
+            )
+            raise StageError(
+                "bad_input",
+                f"{self.address} has tasks without a searchable item: {found}; lower "
+                f"min_item_words={self.min_item_words}, or leave them out",
+            )
 
 
 @dataclass(frozen=True)
@@ -117,9 +143,20 @@ def _reason(task: str) -> str:
     return f"contains_{task}"
 
 
-def _task_rows(items: list[Any], report: MapReport) -> list[dict[str, Any]]:
-    counts = Counter(item.task for item in items)
+def _searched(index: Any) -> Counter[str]:
+    searched = zip(index.items, index.totals, strict=True)
+    return Counter(item.task for item, total in searched if total)
+
+
+def _task_rows(index: Any, report: MapReport) -> list[dict[str, Any]]:
+    counts = Counter(item.task for item in index.items)
+    searched = _searched(index)
     return [
-        {"task": task, "items": count, "documents removed": report.dropped.get(_reason(task), 0)}
+        {
+            "task": task,
+            "items": count,
+            "searched": searched[task],
+            "documents removed": report.dropped.get(_reason(task), 0),
+        }
         for task, count in sorted(counts.items())
     ]

@@ -3,12 +3,14 @@
 import itertools
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, Literal
 
 from marin_dagster.data.documents import Document, shard_paths
 from marin_dagster.data.pipeline import (
+    Checksum,
     DocumentStep,
     Drop,
     Keep,
@@ -18,6 +20,7 @@ from marin_dagster.data.pipeline import (
     run_tasks,
     work_folder,
 )
+from marin_dagster.data.row_files import load_rows
 from marin_dagster.kinds import Documents
 from marin_dagster.recipe import Context, StageError, Summary
 
@@ -25,7 +28,7 @@ EVIDENCE_FILE = "duplicates.jsonl"
 _SMALL_SOURCE = 100  # documents; below, a large removed share says little
 _SHOWN_PAIRS = 3
 _MIN_DETECTION = 0.5
-_WORK_FORMAT = 1
+_WORK_FORMAT = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,8 @@ class Deduplicate(Documents):
     pairwise similar documents therefore do not collapse into one. Documents shorter than
     `ngram_size` words have no n-grams; only exact copies of them go.
 
+    `against`: artifacts that are read only; a document with a copy in one of them goes, and the
+    evidence names the artifact. So a new crawl is compared with those before it.
     `keep`: of similar documents the `longest` (most words, then first), or the `first` in order.
     `max_characters`: what MinHash and the similarity see of a long document.
     `max_removed_share`: a source of at least 100 documents that loses more fails the stage.
@@ -46,9 +51,10 @@ class Deduplicate(Documents):
     stage = "deduped"
 
     documents: Documents
+    against: tuple[Documents, ...] = ()
     ngram_size: int = 5  # words
-    num_bands: int = 14
-    rows_per_band: int = 8
+    num_bands: int = 24
+    rows_per_band: int = 7
     min_similarity: float = 0.75
     keep: Literal["longest", "first"] = "longest"
     max_characters: int = 200_000
@@ -67,6 +73,11 @@ class Deduplicate(Documents):
         for name in ("min_similarity", "max_removed_share"):
             if not 0 < getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)} is outside (0, 1]; see {self!r}")
+        if self.documents in self.against:
+            raise ValueError(
+                f"against of {self.address} holds its documents, {self.documents.address}: "
+                "nothing would be left; give earlier artifacts"
+            )
         if self.keep not in ("longest", "first"):
             raise ValueError(f"keep={self.keep!r} is unknown; use 'longest' or 'first'")
         if self.detection < _MIN_DETECTION:
@@ -83,29 +94,35 @@ class Deduplicate(Documents):
 
     def build(self, ctx: Context) -> Summary:
         """Finds copies, verifies them, and writes the rest with the evidence."""
+        folder = ctx.path(self.documents)
+        shards = [(old.address, shard_paths(ctx.path(old))) for old in self.against]
+        shards += [(self.address, shard_paths(folder))]
+        inputs = [checksum(path) for _, paths in shards for path in paths]
+        owners = [address for address, paths in shards for _ in paths]
+        removals, numbers = self.find(ctx, inputs, owners)
+        report = map_documents(ctx, folder, _Remove(removals), evidence_file=EVIDENCE_FILE)
+        self._refuse_lost_sources(report, os.path.join(ctx.out, EVIDENCE_FILE))
+        numbers = {**report.numbers(), **numbers, "detection": round(self.detection, 4)}
+        return Summary(numbers=numbers, counts=report.counts, tables=report.tables())
+
+    def find(
+        self, ctx: Context, inputs: Sequence[Checksum], owners: Sequence[str]
+    ) -> tuple[str, dict[str, int]]:
+        """The folder of removals, and what was counted; `owners`: the artifact of each shard."""
         from marin_dagster.data import dedup_match
 
-        folder = ctx.path(self.documents)
-        inputs = [checksum(path) for path in shard_paths(folder)]
-        settings = asdict(self.config)
-        work = work_folder(ctx, "dedup", inputs, f"{_WORK_FORMAT} {settings}")
-        paths = tuple(path for path, *_ in inputs)
-        signatures, buckets = os.path.join(work, "signatures"), os.path.join(work, "buckets")
-        run_tasks(
-            ctx, signatures, partial(_signature_steps, signatures, paths, self.config), len(paths)
-        )
-        run_tasks(
-            ctx, buckets, partial(_bucket_steps, signatures, buckets, self.config), self.num_bands
-        )
+        work = work_folder(ctx, "dedup", inputs, f"{_WORK_FORMAT} {asdict(self.config)} {owners}")
+        signed, grams = os.path.join(work, "signed"), os.path.join(work, "grams")
+        paths = [path for path, *_ in inputs]
+        corpus = dedup_match.Corpus(signed, grams, tuple(owners), owners.index(self.address))
+        run_tasks(ctx, signed, partial(_sign_steps, signed, paths, self.config), len(paths))
+        found = dedup_match.propose(corpus, self.config)
+        run_tasks(ctx, grams, partial(_gram_steps, signed, grams, paths, self.config), len(paths))
         ctx.log("verifying the pairs that MinHash proposes")
-        found = dedup_match.find_copies(signatures, buckets, paths, self.config)
-        removals = os.path.join(work, "removals.json")
-        dedup_match.save_removals(removals, found)
-        step = _Remove(removals, checksum(removals)[2])
-        report = map_documents(ctx, folder, step, evidence_file=EVIDENCE_FILE)
-        self._refuse_lost_sources(report, os.path.join(ctx.out, EVIDENCE_FILE))
-        numbers = {**report.numbers(), **found.numbers, "detection": round(self.detection, 4)}
-        return Summary(numbers=numbers, counts=report.counts, tables=report.tables())
+        removals, numbers = dedup_match.verify(corpus, found, self.config)
+        folder = os.path.join(work, "removals")
+        dedup_match.save_removals(folder, corpus, removals)
+        return folder, numbers
 
     @property
     def config(self) -> "MatchConfig":
@@ -149,13 +166,12 @@ class MatchConfig:
 
 @dataclass(frozen=True)
 class _Remove(DocumentStep):
-    """Drops the documents that a file lists by shard and row."""
+    """Drops the documents that the file of a shard lists by row."""
 
-    path: str
-    digest: str
+    folder: str
 
     def judge(self, document: Document, shard: int, row: int) -> Keep | Drop:
-        removal = _load_removals(self.path, self.digest).get(f"{shard}:{row}")
+        removal = load_rows(self.folder, shard).get(row)
         if removal is None:
             return Keep(document)
         if removal["kind"] == "empty":
@@ -170,19 +186,13 @@ def _pairs_of(source: str, evidence_path: str) -> list[dict[str, Any]]:
         return list(itertools.islice(rows, _SHOWN_PAIRS))
 
 
-@lru_cache(maxsize=1)
-def _load_removals(path: str, _digest: str) -> dict[str, dict[str, Any]]:
-    with open(path, encoding="utf-8") as file:
-        return json.load(file)
+def _sign_steps(work: str, paths: Sequence[str], config: MatchConfig) -> list[Any]:
+    from marin_dagster.data.dedup_steps import sign_steps
+
+    return sign_steps(work, paths, config)
 
 
-def _signature_steps(work: str, paths: tuple[str, ...], config: MatchConfig) -> list[Any]:
-    from marin_dagster.data.dedup_steps import signature_steps
+def _gram_steps(signed: str, work: str, paths: Sequence[str], config: MatchConfig) -> list[Any]:
+    from marin_dagster.data.dedup_steps import gram_steps
 
-    return signature_steps(work, paths, config)
-
-
-def _bucket_steps(signatures: str, work: str, config: MatchConfig) -> list[Any]:
-    from marin_dagster.data.dedup_steps import bucket_steps
-
-    return bucket_steps(signatures, work, config)
+    return gram_steps(signed, work, paths, config)

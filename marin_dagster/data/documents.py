@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, Literal, Self, TypedDict, TypeVar, cast
 
 from marin_dagster.recipe import StageError
@@ -155,9 +155,16 @@ def read_shard(path: str) -> Iterator[Document]:
     return _read_rows(path, parse_document)
 
 
-def scan_shard(path: str) -> Iterator[tuple[int, Document | ValueError]]:
-    """Line number and document of each line, with cleaned strings; or what is wrong with it."""
+def scan_shard(
+    path: str, lines: Container[int] | None = None
+) -> Iterator[tuple[int, Document | ValueError]]:
+    """Line number and document of each line, with cleaned strings; or what is wrong with it.
+
+    `lines`: numbers of the only lines to look at.
+    """
     for number, line in enumerate(read_lines(path), start=1):
+        if lines is not None and number not in lines:
+            continue
         try:
             document = parse_document(line)
         except ValueError as error:

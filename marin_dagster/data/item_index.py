@@ -18,11 +18,9 @@ CONTEXT_FIELDS = ("context", "question", "query", "goal", "prompt", "text", "sen
 LABEL_FIELDS = ("label", "gold", "answer", "answerKey")
 _MIN_WORDS = 3  # of a text that is an item at all
 _EXCERPT_WORDS = 40
-_PLANTED_PER_TASK = 3
 _PROMPT_START = re.compile(r"^\s*(question|q|goal|passage|context)\s*:\s*", re.IGNORECASE)
 _PROMPT_END = re.compile(r"\s*\b(answer|a)\s*:\s*$", re.IGNORECASE)
 _LOW_BITS = np.uint64((1 << 22) - 1)
-_FILLER = "Zephyr quorum nimbus vector. "
 
 
 @dataclass(frozen=True)
@@ -130,16 +128,21 @@ class ItemIndex:
 
     @staticmethod
     def build(
-        items: Sequence[Item], ngram_size: int, min_overlap: float, min_item_words: int
+        items: Sequence[Item],
+        *,
+        ngram_size: int,
+        min_overlap: float,
+        min_item_words: int,
+        whole_item_words: int,
     ) -> "ItemIndex":
-        """Indexes the items that have at least `min_item_words` words."""
+        """Indexes the items of at least `min_item_words`; whole, those below `whole_item_words`."""
         grams = [np.empty(0, dtype=np.uint64)]
         totals = np.zeros(len(items), dtype=np.int64)
         sizes: set[int] = set()
         for number, item in enumerate(items):
             hashes = word_hashes(words(item.text))
             if len(hashes) >= min_item_words:
-                size = min(ngram_size, len(hashes))
+                size = ngram_size if len(hashes) >= whole_item_words else len(hashes)
                 sizes.add(size)
                 grams.append(np.unique(ngram_hashes(hashes, size)))
                 totals[number] = len(grams[-1])
@@ -182,24 +185,6 @@ class ItemIndex:
             for owner, count in shared.items()
             if count >= self.min_overlap * self.totals[owner]
         ]
-
-    def find_planted(self) -> int:
-        """Plants some items of each task in foreign text, changed in case and lines; counts them.
-
-        Raises StageError when one is not found: a search that cannot find these finds nothing.
-        """
-        taken: dict[str, int] = defaultdict(int)
-        for number in np.flatnonzero(self.totals).tolist():
-            item = self.items[number]
-            if taken[item.task] == _PLANTED_PER_TASK:
-                continue
-            taken[item.task] += 1
-            wrapped = "\n".join(item.text.upper().split())
-            found = self.matches(_FILLER * 20 + wrapped + "\n" + _FILLER * 20)
-            if not any(match.item.text == item.text for match in found):
-                message = f"planted item {item.number} of {item.task} was not found: {item.text!r}"
-                raise StageError("error", f"{message}; its words change under case folding")
-        return sum(taken.values())
 
     def save(self, path: str) -> None:
         """Writes the index to one .npz file; equal indexes give equal bytes."""

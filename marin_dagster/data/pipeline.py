@@ -36,10 +36,14 @@ Checksum = tuple[str, int, str]  # path, bytes, xxh3-128
 
 @dataclass(frozen=True)
 class Keep:
-    """The document goes on, perhaps with another text, with numbers to write beside it."""
+    """The document goes on, perhaps with another text, with numbers to write beside it.
+
+    `evidence` is one row for the stage's evidence file, about what was cut from the text.
+    """
 
     document: Document
     attributes: Mapping[str, float] = field(default_factory=dict)
+    evidence: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -125,6 +125,8 @@ class JudgeShard(PipelineStep):
             if isinstance(verdict, Drop):
                 self._drop(document, verdict)
                 continue
+            if verdict.evidence is not None:
+                self._ledger.evidence.append(verdict.evidence)
             kept = {"document": verdict.document, "attributes": verdict.attributes}
             yield PipedDocument(text=verdict.document["text"], id=document["id"], metadata=kept)
 

@@ -1,6 +1,7 @@
 """Turns documents into a tokenizer, and text into token ids and back without losing a byte."""
 
 import io
+import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +20,9 @@ SPACE_MARK = "\u2581"  # sentencepiece's stand-in for a space; as text it needs 
 NUM_BYTES = 256
 LINE_CHARACTERS = 4_000  # longer lines are cut for training; at most 16,000 bytes of UTF-8
 SUMMARY_DOCUMENTS = 500
+_WORD = re.compile(r" *[^ ]+| +")
+KNOWN_WORDS = 1 << 20  # whose ids are kept at once
+WORD_CHARACTERS = 64  # longer ones are rarely seen again
 _CONTROL_SPELLING = re.compile("|".join(map(re.escape, CONTROL_PIECES)))
 
 
@@ -26,6 +30,8 @@ class TextTokenizer:
     """Text to ids and back, over a sentencepiece model with byte fallback.
 
     Encoding yields no control ids, whatever the text spells. Decoding inverts it byte for byte.
+    No piece of such a model has a space behind another character, so a text's ids are those of its
+    words, one after the other: words are encoded once and remembered.
     """
 
     def __init__(self, model: bytes):
@@ -38,6 +44,10 @@ class TextTokenizer:
             self._processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE_MARK.encode()
         ]
         self.vocab_size: int = self._processor.get_piece_size()
+        self._known: dict[str, list[int]] = {}  # ids of words
+        for piece in map(self.piece, range(self.vocab_size)):
+            if SPACE_MARK in piece.lstrip(SPACE_MARK):
+                raise ValueError(f"piece {piece!r} goes on after a space; train the tokenizer here")
         self.bos_id = self.token_id(BOS)
         self.eos_id = self.token_id(EOS)
         self.pad_id = self.token_id(PAD)
@@ -55,15 +65,16 @@ class TextTokenizer:
 
     def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
         """Ids of every text, without control ids; the result does not depend on `threads`."""
-        try:
-            rows = self._processor.encode(list(texts), num_threads=threads)
-        except (RuntimeError, UnicodeEncodeError) as error:
-            raise ValueError(
-                f"a text cannot be encoded as UTF-8 ({error}); pass it through clean_text"
-            ) from error
-        for index, text in enumerate(texts):
-            if SPACE_MARK in text:
-                rows[index] = self._encode_with_space_marks(text)
+        words = [_WORD.findall(text) for text in texts]
+        if len(self._known) > KNOWN_WORDS:
+            self._known.clear()
+        new = [*set(itertools.chain.from_iterable(words)).difference(self._known)]
+        self._known.update(zip(new, self._encode(new, threads), strict=True))
+        ids_of = self._known.__getitem__
+        rows = [[*itertools.chain.from_iterable(map(ids_of, row))] for row in words]
+        for word in new:
+            if len(word) > WORD_CHARACTERS:
+                del self._known[word]
         return rows
 
     def encode_prompt(self, text: str) -> list[int]:
@@ -88,6 +99,18 @@ class TextTokenizer:
             else:
                 plain.append(token)
         return shown + self.decode(plain)
+
+    def _encode(self, words: list[str], threads: int) -> list[list[int]]:
+        try:
+            rows = self._processor.encode(words, num_threads=threads)
+        except (RuntimeError, UnicodeEncodeError) as error:
+            raise ValueError(
+                f"a text cannot be encoded as UTF-8 ({error}); pass it through clean_text"
+            ) from error
+        for index, word in enumerate(words):
+            if SPACE_MARK in word:
+                rows[index] = self._encode_with_space_marks(word)
+        return rows
 
     def _encode_with_space_marks(self, text: str) -> list[int]:
         first, *others = text.split(SPACE_MARK)
@@ -196,6 +219,7 @@ def train_model(lines: Iterator[str], vocab_size: int) -> bytes:
             remove_extra_whitespaces=False,
             allow_whitespace_only_pieces=True,
             split_digits=True,
+            split_by_whitespace=True,  # what `TextTokenizer` relies on
             unk_id=0,
             bos_id=1,
             eos_id=2,

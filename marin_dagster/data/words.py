@@ -6,15 +6,19 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-import xxhash
 
 _WORD = re.compile(r"\w+")
+_ASCII_WORDS = "".join(  # lower case, and a space for what is between words
+    char.lower() if _WORD.match(char) else " " for char in map(chr, range(128))
+)
 _SPACELESS = re.compile(  # Thai to Lao, Myanmar, Khmer, kana, Han: one character is one word
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]"
 )
 _BASE = 0x9E3779B97F4A7C13  # odd, so it has an inverse; 3 mod 8, so its powers differ early
 _MIX = np.uint64(0xBF58476D1CE4E5B9)
 _HALF = np.uint64(32)
+_SPACE = np.uint8(32)
+_HASHED_BYTES = 1 << 18  # at a time, so that a long text needs no more memory than its words
 
 
 def words(text: str) -> list[str]:
@@ -24,17 +28,55 @@ def words(text: str) -> list[str]:
     between words, single characters.
     """
     if text.isascii():
-        return _WORD.findall(text.lower())
+        return text.translate(_ASCII_WORDS).split()
     text = unicodedata.normalize("NFKC", text).casefold()
     return _WORD.findall(_SPACELESS.sub(r" \g<0> ", text))
 
 
 def word_hashes(tokens: Sequence[str]) -> np.ndarray:
-    """64-bit xxh3 of each word, uint64[len(tokens)]."""
-    known = {
-        token: xxhash.xxh3_64_intdigest(token.encode("utf-8", "replace")) for token in set(tokens)
-    }
-    return np.fromiter((known[token] for token in tokens), dtype=np.uint64, count=len(tokens))
+    """A 64-bit hash of each word, uint64[len(tokens)]."""
+    return _hash_runs(" ".join(tokens).encode("utf-8", "replace"))
+
+
+def text_hashes(text: str) -> np.ndarray:
+    """`word_hashes(words(text))`, without the words."""
+    if text.isascii():
+        return _hash_runs(text.translate(_ASCII_WORDS).encode())
+    return word_hashes(words(text))
+
+
+def _hash_runs(data: bytes) -> np.ndarray:
+    """Hash of each run of bytes between spaces: the sum of (byte[j] - 32) * base^j, mixed."""
+    parts = []
+    start = 0
+    while start < len(data):
+        end = data.find(b" ", start + _HASHED_BYTES)
+        end = len(data) if end < 0 else end
+        parts.append(_hash_part(np.frombuffer(data, np.uint8, end - start, start)))
+        start = end
+    return np.concatenate(parts) if parts else np.empty(0, dtype=np.uint64)
+
+
+def _hash_part(data: np.ndarray) -> np.ndarray:
+    space = data == _SPACE
+    begins = ~space
+    begins[1:] &= space[:-1]
+    starts = np.flatnonzero(begins)
+    if not len(starts):
+        return np.empty(0, dtype=np.uint64)
+    lengths = np.diff(starts, append=len(data))  # with the spaces behind, which count as 0
+    places = np.arange(starts[0], len(data)) - np.repeat(starts, lengths)
+    powers, _ = _powers(1 << int(lengths.max()).bit_length())
+    values = data[starts[0] :].astype(np.uint64)
+    values -= np.uint64(_SPACE)
+    values *= powers[places]
+    return _mixed(np.add.reduceat(values, starts - starts[0]))
+
+
+def _mixed(values: np.ndarray) -> np.ndarray:
+    values ^= values >> _HALF
+    values *= _MIX
+    return values ^ (values >> _HALF)
 
 
 def ngram_hashes(hashes: np.ndarray, ngram_size: int) -> np.ndarray:
@@ -50,9 +92,7 @@ def ngram_hashes(hashes: np.ndarray, ngram_size: int) -> np.ndarray:
     sums = np.zeros(len(hashes) + 1, dtype=np.uint64)
     np.cumsum(hashes * powers[: len(hashes)], out=sums[1:])
     grams = (sums[ngram_size:] - sums[:count]) * inverses[:count]
-    grams ^= grams >> _HALF
-    grams *= _MIX
-    return grams ^ (grams >> _HALF)
+    return _mixed(grams)
 
 
 @lru_cache(maxsize=32)

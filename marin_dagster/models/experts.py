@@ -1,9 +1,10 @@
 """Turns tokens and their chosen experts into the weighted sum of the experts' outputs.
 
 Shapes: T tokens, D hidden, E experts, K experts per token, F expert dim, A assignments (T·K), P
-places (assignments padded to whole blocks), M blocks, R rows of one block.
+places (assignments, each expert's padded to whole small blocks), M blocks.
 """
 
+from collections.abc import Callable
 from functools import reduce
 from typing import Any, NamedTuple
 
@@ -15,15 +16,24 @@ from jax.lax import dynamic_update_slice_in_dim as put
 from jaxtyping import Array, Float, Int
 
 MAX_BLOCK = 256  # rows of one expert that are multiplied at once; larger ones gain nothing on CPU
+SMALLER = 4  # times the rows of a large block are those of a small one, for what is left
+
+
+class Blocks(NamedTuple):
+    """Pieces of the places, of one size, each with assignments of one expert."""
+
+    start: Int[Array, " M"]  # the first place
+    expert: Int[Array, " M"]
+    count: Int[Array, ""]  # that hold something; the rest are not computed
 
 
 class Layout(NamedTuple):
-    """Where the assignments lie: sorted by expert, each expert's padded to whole blocks."""
+    """Where the assignments lie: sorted by expert, in large blocks, and small ones for the rest."""
 
     places: Int[Array, "T K"]  # P, one past the last, where an assignment has no expert
     source: Int[Array, " P"]  # the assignment of a place; A where a place is padding
-    block_expert: Int[Array, " M"]
-    num_blocks: Int[Array, ""]  # that hold something; the rest are not computed
+    large: Blocks
+    small: Blocks
 
 
 def apply_experts(
@@ -41,22 +51,52 @@ def apply_experts(
     return _blockwise(x, weights, chosen, gate_up, down)
 
 
+def block_rows(num_assignments: int, num_experts: int) -> tuple[int, int]:
+    """Rows of a large and of a small block."""
+    large = min(MAX_BLOCK, max(8, num_assignments // num_experts // 4))
+    small = max(8, large // SMALLER)
+    return large // small * small, small
+
+
 def block_layout(chosen: Int[Array, "T K"], num_experts: int) -> Layout:
     """Lays assignments out by expert in whole blocks."""
     flat = chosen.reshape(-1)
-    rows = min(MAX_BLOCK, max(8, flat.size // num_experts // 4))
-    size = -(-flat.size // rows) + num_experts
+    large, small = block_rows(flat.size, num_experts)
+    size = (-(-flat.size // small) + num_experts) * small
     one_hot = jax.nn.one_hot(flat, num_experts, dtype=jnp.int32)
     rank = jnp.sum((jnp.cumsum(one_hot, axis=0) - 1) * one_hot, axis=1)
-    blocks_of = -(-one_hot.sum(0) // rows)
-    ends = jnp.cumsum(blocks_of)
-    first = (ends - blocks_of).at[flat].get(mode="clip")
-    places = jnp.where(flat < num_experts, first * rows + rank, size * rows)
-    block_expert = jnp.searchsorted(ends, jnp.arange(size), side="right")
-    block_expert = jnp.minimum(block_expert, num_experts - 1).astype(jnp.int32)
+    padded = -(-one_hot.sum(0) // small) * small
+    first = jnp.cumsum(padded) - padded
+    places = jnp.where(flat < num_experts, first.at[flat].get(mode="clip") + rank, size)
     numbers = jnp.arange(flat.size, dtype=jnp.int32)
-    source = jnp.full(size * rows, flat.size, jnp.int32).at[places].set(numbers, mode="drop")
-    return Layout(places.reshape(chosen.shape), source, block_expert, ends[-1])
+    source = jnp.full(size, flat.size, jnp.int32).at[places].set(numbers, mode="drop")
+    full, rest = padded // large, padded % large // small
+    return Layout(
+        places.reshape(chosen.shape),
+        source,
+        _blocks(first, full, large, size // large),
+        _blocks(first + full * large, rest, small, num_experts * (large // small)),
+    )
+
+
+def _blocks(first: Int[Array, " E"], number: Int[Array, " E"], rows: int, most: int) -> Blocks:
+    """So many blocks for each expert, one after the other from its first place on."""
+    index, ends = jnp.arange(most), jnp.cumsum(number)
+    expert = jnp.minimum(jnp.searchsorted(ends, index, side="right"), number.size - 1)
+    start = first[expert] + (index - (ends - number)[expert]) * rows
+    return Blocks(start.astype(jnp.int32), expert.astype(jnp.int32), ends[-1])
+
+
+def _for_blocks(layout: Layout, num_experts: int, body: Callable[..., Any], carry: Any) -> Any:
+    """Runs `body(start, expert, rows, carry)` for all blocks."""
+    sizes = block_rows(layout.places.size, num_experts)
+    for blocks, rows in zip((layout.large, layout.small), sizes, strict=True):
+
+        def block(index, carry, blocks=blocks, rows=rows):
+            return body(blocks.start[index], blocks.expert[index], rows, carry)
+
+        carry = jax.lax.fori_loop(0, blocks.count, block, carry)
+    return carry
 
 
 @jax.custom_vjp
@@ -66,12 +106,10 @@ def _blockwise(x, weights, chosen, gate_up, down) -> Array:
 
 def _forward(x, weights, chosen, gate_up, down) -> tuple[Array, Any]:
     layout = block_layout(chosen, gate_up.shape[0])
-    size, rows = layout.source.size, layout.source.size // layout.block_expert.size
-    token = _token(layout, x.shape[0])
+    size, token = layout.source.size, _token(layout, x.shape[0])
 
-    def block(index, carry):
+    def block(at, expert, rows, carry):
         out, hidden = carry
-        at, expert = index * rows, layout.block_expert[index]
         gate_up_block = x[cut(token, at, rows)] @ pick(gate_up, expert, keepdims=False)
         gate, up = jnp.split(gate_up_block, 2, axis=-1)
         out_block = (jax.nn.silu(gate) * up) @ pick(down, expert, keepdims=False)
@@ -81,7 +119,7 @@ def _forward(x, weights, chosen, gate_up, down) -> tuple[Array, Any]:
         jax.lax.empty((size, x.shape[1]), x.dtype),
         jax.lax.empty((size, gate_up.shape[2]), x.dtype),
     )
-    out, hidden = jax.lax.fori_loop(0, layout.num_blocks, block, buffers)
+    out, hidden = _for_blocks(layout, gate_up.shape[0], block, buffers)
     parts = _of_assignments(out, layout)
     mixed = reduce(jnp.add, (part * weights[:, k, None] for k, part in enumerate(parts)))
     return mixed, (x, weights, gate_up, down, layout, hidden)
@@ -89,13 +127,11 @@ def _forward(x, weights, chosen, gate_up, down) -> tuple[Array, Any]:
 
 def _backward(residuals, grad) -> tuple[Any, ...]:
     x, weights, gate_up, down, layout, hidden = residuals
-    size, rows = layout.source.size, layout.source.size // layout.block_expert.size
-    token = _token(layout, x.shape[0])
+    size, token = layout.source.size, _token(layout, x.shape[0])
     scale = weights.reshape(-1).at[layout.source].get(mode="fill", fill_value=0)
 
-    def block(index, carry):
+    def block(at, expert, rows, carry):
         grad_x, grad_weights, grad_gate_up, grad_down = carry
-        at, expert = index * rows, layout.block_expert[index]
         tokens, share = cut(token, at, rows), cut(scale, at, rows)[:, None]
         gate, up = jnp.split(cut(hidden, at, rows), 2, axis=-1)
         sigmoid = jax.nn.sigmoid(gate)
@@ -119,7 +155,7 @@ def _backward(residuals, grad) -> tuple[Any, ...]:
         jnp.zeros(gate_up.shape, jnp.float32),
         jnp.zeros(down.shape, jnp.float32),
     )
-    sums = jax.lax.fori_loop(0, layout.num_blocks, block, sums)
+    sums = _for_blocks(layout, gate_up.shape[0], block, sums)
     grad_x = reduce(jnp.add, _of_assignments(sums[0], layout))
     grad_weights = jnp.stack(_of_assignments(sums[1], layout), axis=1)
     return grad_x, grad_weights, None, sums[2].astype(gate_up.dtype), sums[3].astype(down.dtype)

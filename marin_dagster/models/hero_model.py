@@ -142,14 +142,14 @@ class HeroAttention(eqx.Module):
         mixed = attend(queries, read.keys, read.values, mask)
         return self._finish(x, mixed, values), read, history
 
-    def _heads(self, x: Array, keys: Array, positions: Int[Array, "B S"]):
+    def _heads(self, x: Array, keys: Array, positions: Int[Array, "#B S"]):
         shape = (*x.shape[:2], -1, self.config.head_dim)
         queries = self._place((x @ self.query).reshape(shape), positions) * self.config.qk_mult
         keys = keys.reshape(shape)[:, :, : self.num_kv_heads]
         values = (x @ self.value).reshape(shape)[:, :, : self.num_kv_heads]
         return queries, self._place(keys, positions), values
 
-    def _place(self, x: Float[Array, "B S heads C"], positions: Int[Array, "B S"]) -> Array:
+    def _place(self, x: Float[Array, "B S heads C"], positions: Int[Array, "#B S"]) -> Array:
         """Normalises heads and, in a local layer, turns their first half."""
         x = root_mean_square_one(x, self.config.norm_eps)
         if self.window is None:

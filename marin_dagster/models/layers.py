@@ -71,13 +71,20 @@ class SwiGLU(eqx.Module):
 
 
 def rope(
-    x: Float[Array, "B S heads C"], positions: Int[Array, "B S"], theta: float
+    x: Float[Array, "B S heads C"], positions: Int[Array, "#B S"], theta: float
 ) -> Float[Array, "B S heads C"]:
-    """Turns the pairs (i, i + C/2) of every head by position · theta^(-2i/C) (Su et al. 2021)."""
+    """Turns the pairs (i, i + C/2) of every head by position · theta^(-2i/C) (Su et al. 2021).
+
+    Sines and cosines are made in a loop of two rounds, which XLA does not fuse with what reads
+    them: fused, it computes them again for every head of every row, which takes longer than all
+    the rest.
+    """
     half = x.shape[-1] // 2
     frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
     angle = positions[:, :, None, None].astype(jnp.float32) * frequency
-    sin, cos = jnp.sin(angle), jnp.cos(angle)
+    sin, cos = jax.lax.map(
+        lambda is_cos: jax.lax.cond(is_cos, jnp.cos, jnp.sin, angle), jnp.array([False, True])
+    )
     one, two = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
     return jnp.concatenate([one * cos - two * sin, two * cos + one * sin], -1).astype(x.dtype)
 
@@ -159,7 +166,7 @@ class Attention(eqx.Module):
         mask = visible(positions, jnp.arange(cache.keys.shape[1])[None], self.window)
         return attend(queries, cache.keys, cache.values, mask) @ self.out, cache
 
-    def _project(self, x: Float[Array, "B S D"], positions: Int[Array, "B S"]):
+    def _project(self, x: Float[Array, "B S D"], positions: Int[Array, "#B S"]):
         heads = (*x.shape[:2], -1, self.head_dim)
         queries = self.query_norm((x @ self.query).reshape(heads))
         keys = self.key_norm((x @ self.key).reshape(heads))
@@ -171,6 +178,6 @@ class Attention(eqx.Module):
         )
 
 
-def row_positions(x: Float[Array, "B S D"]) -> Int[Array, "B S"]:
-    """0, 1, 2, … for every row."""
-    return jnp.broadcast_to(jnp.arange(x.shape[1]), x.shape[:2])
+def row_positions(x: Float[Array, "B S D"]) -> Int[Array, "1 S"]:
+    """0, 1, 2, … for all rows."""
+    return jnp.arange(x.shape[1])[None]

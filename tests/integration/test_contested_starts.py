@@ -67,6 +67,9 @@ def builders() -> Iterator[tuple[list, object]]:
         process.kill()
 
 
+@pytest.mark.parametrize(
+    "shared_place", ["file", "gs", pytest.param("s3", marks=pytest.mark.slow)], indirect=True
+)
 def test_of_sixteen_processes_that_start_one_address_one_builds_it(
     shared_place, builders, tmp_path
 ):

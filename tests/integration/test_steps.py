@@ -91,7 +91,9 @@ def processes_of_two(prefix: str) -> list[str]:
     raise AssertionError("two steps never ran side by side")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_an_interrupt_ends_all_steps_and_frees_their_addresses(folder, prefix, number):
     process = start(folder, "filtered/lonely@dev", "checkpoints/toy@dev", "filtered/doomed@dev")
     pids = processes_of_two(prefix)

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from marin_dagster.data.decontaminate import Decontaminate
+from marin_dagster.data.disguises import plant
 from marin_dagster.data.documents import read_documents
-from marin_dagster.data.item_index import ItemIndex, read_items
+from marin_dagster.data.item_index import Item, ItemIndex, read_items
 from marin_dagster.kinds import Tasks
 from marin_dagster.recipe import Context, StageError, Summary
 from tests.fake_context import FakeContext, build
@@ -21,6 +22,7 @@ LONG = (
 )
 SHORT = "Which planet has the largest moon?"
 CHOICE = {"query": "Question: The glass fell", "choices": ["it flew away", "it broke on the floor"]}
+SETTINGS = {"ngram_size": 13, "min_overlap": 0.5, "min_item_words": 5, "whole_item_words": 13}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +112,7 @@ def test_what_was_removed_is_counted_and_shown(result):
 def test_an_index_survives_saving(tmp_path):
     write_tasks(tmp_path, [{"question": LONG}, {"question": SHORT}])
     items = list(read_items(str(tmp_path / "artifacts/tasks/toy@dev")))
-    index = ItemIndex.build(items, 13, 0.5, 5)
+    index = ItemIndex.build(items, **SETTINGS)
     index.save(str(tmp_path / "index.npz"))
     loaded = ItemIndex.load(str(tmp_path / "index.npz"))
     for text in planted().values():
@@ -129,6 +131,41 @@ def test_tasks_that_give_nothing_to_search_are_refused(tmp_path):
     toy = ToyDocuments(name="toy", version="dev")
     with pytest.raises(ValueError, match=r"tasks=\(\)"):
         Decontaminate(name="x", version="dev", documents=toy, tasks=())
-    tasks = write_tasks(tmp_path, [{"question": "too short"}])
-    with pytest.raises(StageError, match="0 searchable items"):
+    tasks = write_tasks(tmp_path, [{"question": "only three words"}])
+    with pytest.raises(StageError, match=r"without a searchable item: toy \(0 of 1\)"):
         build(Decontaminate(name="x", version="dev", documents=toy, tasks=(tasks,)), tmp_path)
+
+
+def recalls(**settings) -> dict[str, float]:
+    rng = random.Random(6)
+    items = [Item("toy", number, random_text(rng, 14 + number)) for number in range(40)]
+    index = ItemIndex.build(items, **{**SETTINGS, **settings})
+    return {row["disguise"]: row["recall"] for row in plant(index)}
+
+
+def test_every_disguise_but_changed_words_is_seen_through():
+    found = recalls()
+    changed = {name for name in found if "changed" in name}
+    assert {name: recall for name, recall in found.items() if recall < 1} == {
+        name: found[name] for name in changed
+    }
+    assert found["20 % of words changed"] < 0.2
+
+
+def test_shorter_ngrams_find_items_with_changed_words():
+    found = recalls(ngram_size=5, min_overlap=0.2)
+    assert found["10 % of words changed"] > 0.95
+    assert found["20 % of words changed"] > 0.7
+
+
+def test_a_search_that_misses_what_is_planted_stops(monkeypatch):
+    monkeypatch.setattr(ItemIndex, "matches", lambda *_: [])
+    with pytest.raises(StageError, match="planted item"):
+        recalls()
+
+
+def test_ngrams_longer_than_items_are_refused(tmp_path):
+    toy = ToyDocuments(name="toy", version="dev")
+    tasks = (write_tasks(tmp_path, [{"question": SHORT}]),)
+    with pytest.raises(ValueError, match="raise whole_item_words too"):
+        Decontaminate(name="x", version="dev", documents=toy, tasks=tasks, ngram_size=20)

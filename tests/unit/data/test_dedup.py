@@ -1,17 +1,22 @@
 import json
 import random
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from marin_dagster.data.dedup import Deduplicate
-from marin_dagster.data.dedup_match import find_copies
-from marin_dagster.data.dedup_steps import bucket_steps, signature_steps
-from marin_dagster.data.documents import document_id, read_documents, read_shard, shard_paths
+from marin_dagster.data.documents import ShardFile, document_id, read_documents, shard_paths
+from marin_dagster.data.paragraphs import DeduplicateParagraphs
 from marin_dagster.data.words import ngram_hashes, word_hashes, words
 from marin_dagster.recipe import Placement, StageError, Summary
 from tests.fake_context import FakeContext, build
-from tests.unit.data.toy_documents import ToyDocuments, random_text, write_documents
+from tests.unit.data.toy_documents import (
+    ToyDocuments,
+    in_this_process,
+    random_text,
+    write_documents,
+)
 
 
 def similarity(one: str, other: str) -> float:
@@ -38,28 +43,13 @@ def deduplicate(
     return summary, [document["text"] for document in read_documents(out)], evidence
 
 
-def match(root: Path, texts: list[str], **fields) -> tuple[list[str], list[dict], dict]:
-    """Texts that stay, removals and numbers, found in this process."""
-    toy = write_documents(root, texts, shard_documents=50)
-    config = Deduplicate(name="out", version="dev", documents=toy, **fields).config
-    paths = tuple(shard_paths(FakeContext(toy, root).out))
-    places = [
-        (shard, row) for shard, path in enumerate(paths) for row, _ in enumerate(read_shard(path))
-    ]
-    signatures, buckets = str(root / "signatures"), str(root / "buckets")
-    for shard in range(len(paths)):
-        run_steps(signature_steps(signatures, paths, config), shard, len(paths))
-    for band in range(config.num_bands):
-        run_steps(bucket_steps(signatures, buckets, config), band, config.num_bands)
-    found = find_copies(signatures, buckets, paths, config)
-    kept = [text for place, text in zip(places, texts, strict=True) if place not in found.removals]
-    return kept, [dict(found.removals[place]) for place in sorted(found.removals)], found.numbers
-
-
-def run_steps(steps: list, task: int, num_tasks: int) -> None:
-    data = None
-    for step in steps:
-        data = step(data, task, num_tasks)
+def match(
+    root: Path, texts: list[str], **fields
+) -> tuple[list[str], list[dict], Mapping[str, float]]:
+    """Texts that stay, evidence and numbers, found in this process."""
+    with in_this_process():
+        summary, kept, evidence = deduplicate(root, texts, **fields)
+    return kept, evidence, summary.numbers
 
 
 @pytest.fixture(scope="module")
@@ -116,12 +106,23 @@ def test_exact_copies_short_texts_and_empty_texts(tmp_path):
     texts = [*short, LONG, LONG.upper().replace(" ", "\n"), LONG + " eleven"]
     kept, removals, numbers = match(tmp_path, texts, min_similarity=0.95, num_bands=20)
     assert kept == ["dog", "Cat!", "世界。", LONG, LONG + " eleven"]
-    assert sorted(row["kind"] for row in removals) == ["empty"] * 2 + ["exact"] * 3
+    assert [row["kind"] for row in removals] == ["exact"] * 3
+    assert numbers["dropped/empty"] == 2
     assert numbers["short_documents"] == 5
 
 
 def test_a_shard_of_nothing_but_short_texts_passes(tmp_path):
     assert match(tmp_path, ["cat", "dog"])[0] == ["cat", "dog"]
+
+
+@pytest.mark.parametrize("recipe", [Deduplicate, DeduplicateParagraphs])
+def test_a_shard_without_documents_passes(tmp_path, recipe):
+    toy = write_documents(tmp_path, [LONG, LONG + "!", LONG + " eleven"], shard_documents=1)
+    with ShardFile(shard_paths(FakeContext(toy, tmp_path).out)[1]):
+        pass
+    made = recipe(name="out", version="dev", documents=toy)
+    with in_this_process():
+        assert build(made, tmp_path).counts.read == 2
 
 
 @pytest.mark.parametrize("keep", ["first", "longest"])
@@ -170,6 +171,47 @@ def test_comparisons_of_one_document_are_limited_and_the_limit_is_counted(tmp_pa
     assert kept == texts
     assert numbers["comparisons_cut"] == 8
     assert numbers["comparisons"] == 0 + 1 + 2 + 3 * 9
+
+
+def test_a_new_version_loses_what_earlier_ones_have(tmp_path):
+    rng = random.Random(11)
+    old = [random_text(rng, 80) for _ in range(4)]
+    other = [random_text(rng, 80) for _ in range(3)]
+    fresh = [random_text(rng, 80) for _ in range(3)]
+    crawls = {
+        "first": [*old, old[0].upper(), old[0] + " changed"],
+        "second": [other[0], old[0] + " and longer", old[1].lower(), *other[1:]],
+        "third": [other[2] + " again", fresh[0], old[3], *fresh[1:], fresh[0]],
+    }
+    earlier: tuple[Deduplicate, ...] = ()
+    kept, evidence, numbers = {}, {}, {}
+    for day, (name, texts) in enumerate(crawls.items(), start=1):
+        crawl = write_documents(tmp_path, texts, name=name, shard_documents=2)
+        recipe = Deduplicate(name=f"day-{day}", version="dev", documents=crawl, against=earlier)
+        with in_this_process():
+            numbers[name] = build(recipe, tmp_path).numbers
+        out = FakeContext(recipe, tmp_path).out
+        kept[name] = [document["text"] for document in read_documents(out)]
+        lines = Path(out, "duplicates.jsonl").read_text(encoding="utf-8").splitlines()
+        evidence[name] = [json.loads(line) for line in lines]
+        earlier = (*earlier, recipe)
+    assert kept["first"] == [*old[1:], old[0] + " changed"]
+    assert kept["second"] == other
+    assert kept["third"] == fresh
+    first, second, third = (recipe.address for recipe in earlier)
+    assert [(row["kind"], row["kept_in"]) for row in evidence["third"]] == [
+        ("fuzzy", second),
+        ("exact", first),
+        ("exact", third),
+    ]
+    assert evidence["third"][0]["kept"] == document_id(other[2])
+    assert [numbers[name]["copies_of_earlier"] for name in crawls] == [0, 2, 2]
+
+
+def test_documents_are_not_compared_with_themselves():
+    toy = ToyDocuments(name="toy", version="dev")
+    with pytest.raises(ValueError, match="nothing would be left"):
+        Deduplicate(name="x", version="dev", documents=toy, against=(toy,))
 
 
 def test_a_source_that_loses_almost_everything_stops_the_stage(tmp_path):

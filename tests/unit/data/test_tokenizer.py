@@ -3,12 +3,14 @@
 from pathlib import Path
 
 import pytest
+import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marin_dagster.data import tokenizer_gate
 from marin_dagster.data.tokenizer import (
     CONTROL_PIECES,
+    MODEL_FILE,
     TextTokenizer,
     TrainTokenizer,
     count_control_spellings,
@@ -56,6 +58,25 @@ def test_control_pieces_have_the_first_ids(tokenizer):
     assert (tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == (1, 2, 3)
     with pytest.raises(KeyError, match="not in this vocabulary"):
         tokenizer.token_id("<|tool|>")
+
+
+@given(st.lists(st.sampled_from([" ", "  ", "   ", "\n", "\t", "the", "The", "é", "9", "."])))
+@settings(max_examples=300, deadline=None)
+def test_words_that_are_remembered_have_the_ids_of_the_whole_text(root, tokenizer, parts):
+    model = root / "artifacts" / TOKENIZER.address / MODEL_FILE
+    whole = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    assert tokenizer.encode("".join(parts)) == whole.encode("".join(parts))
+
+
+def test_memory_of_words_is_bounded(tokenizer, monkeypatch):
+    monkeypatch.setattr("marin_dagster.data.tokenizer.KNOWN_WORDS", 10)
+    fresh = TextTokenizer(tokenizer._processor.serialized_model_proto())
+    long = "x" * 1000
+    for number in range(20):
+        one = f"number {number} {long}"
+        assert fresh.encode(one) == tokenizer.encode(one)
+        assert len(fresh._known) < 20
+        assert long not in fresh._known
 
 
 def test_batches_and_threads_change_nothing(tokenizer):

@@ -1,6 +1,11 @@
-import numpy as np
+import itertools
+import re
 
-from marin_dagster.data.words import jaccard, ngram_hashes, word_hashes, words
+import numpy as np
+import pytest
+
+from marin_dagster.data import words as module
+from marin_dagster.data.words import jaccard, ngram_hashes, text_hashes, word_hashes, words
 
 
 def test_words_ignore_case_width_punctuation_and_line_breaks():
@@ -34,3 +39,27 @@ def test_rolling_ngram_hashes_equal_those_of_each_run_alone():
     for size in (1, 5, 13):
         alone = [ngram_hashes(hashes[i : i + size], size)[0] for i in range(300 - size + 1)]
         assert ngram_hashes(hashes, size).tolist() == alone
+
+
+def test_plain_and_other_text_are_split_alike():
+    text = "".join(map(chr, range(128))) + " Don't STOP_here, 3.14 x-ray\tend"
+    assert words(text) == words(text + " é")[:-1] == re.findall(r"\w+", text.lower())
+
+
+TEXTS = ["", " ", "a", "Two words", " Ein «Größenmaß», 世界。\n", "x" * 3000 + " y " + "ab " * 500]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("at_once", [1, 7, 1 << 18])
+def test_hashes_of_a_text_are_those_of_its_words(text, at_once, monkeypatch):
+    monkeypatch.setattr(module, "_HASHED_BYTES", at_once)
+    alone = [word_hashes([word])[0] for word in words(text)]
+    assert text_hashes(text).tolist() == word_hashes(words(text)).tolist() == alone
+
+
+def test_different_words_have_different_hashes():
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789_éß"
+    tokens = [
+        "".join(word) for size in (1, 2, 3) for word in itertools.product(letters, repeat=size)
+    ]
+    assert len(np.unique(word_hashes(tokens))) == len(tokens)

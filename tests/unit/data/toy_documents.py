@@ -1,11 +1,15 @@
 """Toy Documents for the tests of the data stages: written from values, with a known answer."""
 
+import contextlib
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from marin_dagster.data import dedup, paragraphs, pipeline
 from marin_dagster.data.documents import DocumentWriter, new_document
 from marin_dagster.kinds import Documents
 from marin_dagster.recipe import Context, Summary
@@ -48,3 +52,19 @@ def random_text(rng: random.Random, num_words: int) -> str:
     words = rng.choices(VOCABULARY, k=num_words)
     sentences = [" ".join(words[i : i + 12]).capitalize() + "." for i in range(0, num_words, 12)]
     return " ".join(sentences)
+
+
+@contextlib.contextmanager
+def in_this_process() -> Iterator[None]:
+    """Runs the shards of a stage here, one after the other: no process has to start."""
+
+    def run(ctx: Context, work: str, make_pipeline: Callable[[], list], num_tasks: int) -> None:
+        for task in range(num_tasks):
+            data = None
+            for step in make_pipeline():
+                data = step(data, task, num_tasks)
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (pipeline, dedup, paragraphs):
+            patch.setattr(module, "run_tasks", run)
+        yield

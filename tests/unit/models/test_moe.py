@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from marin_dagster.models.config import MoEConfig
-from marin_dagster.models.experts import apply_experts, block_layout
+from marin_dagster.models.experts import apply_experts, block_layout, block_rows
 
 CONFIG = MoEConfig(
     hidden_dim=16,
@@ -60,14 +60,20 @@ def test_blocks_equal_the_dense_reference_in_value_and_gradient(concentrated):
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
 
 
-def test_every_assignment_has_its_own_place_in_a_block_of_its_expert():
-    chosen = expert_arguments(concentrated=True)[2]
+@pytest.mark.parametrize("concentrated", [False, True])
+def test_every_assignment_has_its_own_place_in_a_block_of_its_expert(concentrated):
+    chosen = expert_arguments(concentrated)[2]
     layout = block_layout(chosen, 8)
-    rows = layout.source.size // layout.block_expert.size
-    assert len(set(np.asarray(layout.places).ravel().tolist())) == TOKENS * 3
-    np.testing.assert_array_equal(layout.block_expert[layout.places // rows], chosen)
-    np.testing.assert_array_equal(layout.source[layout.places].ravel(), np.arange(TOKENS * 3))
-    assert int(layout.places.max()) < int(layout.num_blocks) * rows
+    places = np.asarray(layout.places)
+    assert len(set(places.ravel().tolist())) == TOKENS * 3
+    np.testing.assert_array_equal(layout.source[places].ravel(), np.arange(TOKENS * 3))
+    expert_of = np.full(layout.source.size, -1)
+    for blocks, rows in zip(layout[2:], block_rows(chosen.size, 8), strict=True):
+        for index in range(int(blocks.count)):
+            start = int(blocks.start[index])
+            assert (expert_of[start : start + rows] == -1).all(), "blocks do not overlap"
+            expert_of[start : start + rows] = blocks.expert[index]
+    np.testing.assert_array_equal(expert_of[places], chosen)
 
 
 def test_an_assignment_without_expert_adds_nothing_and_gets_no_gradient():

@@ -108,6 +108,7 @@ def test_a_run_that_was_killed_twice_has_the_rows_and_losses_of_one_that_was_not
     same(rows_of(tmp_path), whole, 0.0)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_half_the_devices(tmp_path, cache, whole):
     kill_often(tmp_path, cache, 1, 1, [4, 2])
     same(rows_of(tmp_path), whole, 1e-6)

@@ -40,12 +40,13 @@ class PageFacts:
 def read_facts(page: str) -> PageFacts:
     """Reads `title` and `meta` elements, JSON-LD, and links marked as a licence."""
     tree = HTMLTree.parse(page)
-    if tree.document is None:
+    document: Any = tree.document
+    if document is None:
         return PageFacts()
-    named = _meta(tree)
+    named = _meta(document)
     title = tree.title or named.get("og:title", "")
     dates = [named.get(name, "") for name in _DATE_NAMES] + _JSON_DATE.findall(page)[:1]
-    licences = [*_licence_links(tree), *(named.get(name, "") for name in _LICENCE_NAMES)]
+    licences = [*_licence_links(document), *(named.get(name, "") for name in _LICENCE_NAMES)]
     return PageFacts(
         title=_line(title),
         date=next(filter(None, map(_iso_date, dates)), ""),
@@ -53,19 +54,19 @@ def read_facts(page: str) -> PageFacts:
     )
 
 
-def _meta(tree: HTMLTree) -> dict[str, str]:
+def _meta(document: Any) -> dict[str, str]:
     """Content of meta elements by name in lower case; the first of equal names counts."""
     found: dict[str, str] = {}
-    for element in tree.document.get_elements_by_tag_name("meta"):
+    for element in document.get_elements_by_tag_name("meta"):
         for attribute in ("property", "name", "itemprop"):
             if name := element.getattr(attribute):
                 found.setdefault(name.lower(), element.getattr("content") or "")
     return found
 
 
-def _licence_links(tree: HTMLTree) -> Iterator[str]:
+def _licence_links(document: Any) -> Iterator[str]:
     for selector in ("link[rel~=license]", "a[rel~=license]", "footer a[href*=creativecommons]"):
-        element: Any = tree.document.query_selector(selector)
+        element = document.query_selector(selector)
         if element is not None:
             yield element.getattr("href") or ""
 

@@ -25,10 +25,10 @@ from marin_dagster.process import die_with_parent
 
 _TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]*)[^<>]*?(/?)>")
 _PERMALINK = re.compile(r"\s*¶$", re.M)  # the sign behind the headings of manuals
-_UNNESTED = frozenset(
-    ("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track")
-    + ("wbr", "p", "li", "dt", "dd", "option")
-)
+_UNNESTED = {
+    *("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source"),
+    *("track", "wbr", "p", "li", "dt", "dd", "option"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

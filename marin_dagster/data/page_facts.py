@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
+from html import unescape
 from typing import Any
 
 from resiliparse.parse.html import HTMLTree
@@ -23,6 +24,8 @@ _DATE_NAMES = (  # of meta elements, the surest first
     "date",
 )
 _LICENCE_NAMES = ("dcterms.license", "dc.rights.license", "dcterms.rights", "dc.rights")
+_META = re.compile(r"<meta\b[^>]{0,2000}>", re.I)  # a walk over the tree's elements is slow
+_ATTRIBUTE = re.compile(r"""([a-z-]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""", re.I)
 _JSON_DATE = re.compile(r'"datePublished"\s*:\s*"([^"]{8,40})"')
 _DATE = re.compile(r"(\d{4})[-/](\d\d?)[-/](\d\d?)")
 _COMMONS = re.compile(r"creativecommons\.org/(licenses|publicdomain)/([a-z+-]+)/(\d\.\d)", re.I)
@@ -43,7 +46,7 @@ def read_facts(page: str) -> PageFacts:
     document: Any = tree.document
     if document is None:
         return PageFacts()
-    named = _meta(document)
+    named = _meta(page)
     title = tree.title or named.get("og:title", "")
     dates = [named.get(name, "") for name in _DATE_NAMES] + _JSON_DATE.findall(page)[:1]
     licences = [*_licence_links(document), *(named.get(name, "") for name in _LICENCE_NAMES)]
@@ -54,13 +57,16 @@ def read_facts(page: str) -> PageFacts:
     )
 
 
-def _meta(document: Any) -> dict[str, str]:
+def _meta(page: str) -> dict[str, str]:
     """Content of meta elements by name in lower case; the first of equal names counts."""
     found: dict[str, str] = {}
-    for element in document.get_elements_by_tag_name("meta"):
-        for attribute in ("property", "name", "itemprop"):
-            if name := element.getattr(attribute):
-                found.setdefault(name.lower(), element.getattr("content") or "")
+    for tag in _META.findall(page):
+        attributes: dict[str, str] = {}
+        for name, *values in _ATTRIBUTE.findall(tag):
+            attributes.setdefault(name.lower(), unescape("".join(values)))
+        for key in ("property", "name", "itemprop"):
+            if key in attributes:
+                found.setdefault(attributes[key].lower(), attributes.get("content", ""))
     return found
 
 

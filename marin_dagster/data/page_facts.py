@@ -43,12 +43,12 @@ class PageFacts:
 def read_facts(page: str) -> PageFacts:
     """Reads `title` and `meta` elements, JSON-LD, and links marked as a licence."""
     tree = HTMLTree.parse(page)
-    if tree.document is None:
+    if tree.document is None:  # nothing but blanks
         return PageFacts()
     named = _meta(page)
     title = tree.title or named.get("og:title", "")
     dates = [named.get(name, "") for name in _DATE_NAMES] + _JSON_DATE.findall(page)[:1]
-    licences = [*_licence_links(tree), *(named.get(name, "") for name in _LICENCE_NAMES)]
+    licences = [*_licence_links(tree.document), *(named.get(name, "") for name in _LICENCE_NAMES)]
     return PageFacts(
         title=_line(title),
         date=next(filter(None, map(_iso_date, dates)), ""),
@@ -69,9 +69,9 @@ def _meta(page: str) -> dict[str, str]:
     return found
 
 
-def _licence_links(tree: HTMLTree) -> Iterator[str]:
+def _licence_links(document: Any) -> Iterator[str]:
     for selector in ("link[rel~=license]", "a[rel~=license]", "footer a[href*=creativecommons]"):
-        element: Any = tree.document.query_selector(selector)
+        element = document.query_selector(selector)
         if element is not None:
             yield element.getattr("href") or ""
 

@@ -6,28 +6,35 @@ import jax
 import numpy as np
 from serve import Peer, serve
 
-from marin_dagster.models.config import MoEConfig
-from marin_dagster.training.optimizer import AdamW
-from marin_dagster.training.schedule import WarmupStableDecay
+from marin_dagster.models.config import MoEConfig, RoutedConfig
+from marin_dagster.models.hero import HeroConfig
+from marin_dagster.training.heuristics import FINAL_RATIO, muonh_learning_rate, warmup_steps
+from marin_dagster.training.optimizer import AdamW, Muon, MuonH
+from marin_dagster.training.schedule import Linear, WarmupStableDecay
 from marin_dagster.training.step import evaluation_sums, initial_state, make_step
+
+OPTIMIZERS = {
+    "adamw": lambda rate, steps: AdamW(
+        learning_rate=rate,
+        schedule=WarmupStableDecay(warmup_steps=steps // 10, decay_steps=steps // 2),
+    ),
+    "muon": lambda rate, steps: Muon(
+        learning_rate=muonh_learning_rate(rate),
+        adam_learning_rate=rate,
+        schedule=Linear(warmup_steps=warmup_steps(steps), final_ratio=FINAL_RATIO),
+    ),
+    "muonh": lambda rate, steps: MuonH(
+        learning_rate=muonh_learning_rate(rate),
+        adam_learning_rate=rate,
+        schedule=Linear(warmup_steps=warmup_steps(steps), final_ratio=FINAL_RATIO),
+    ),
+}
 
 
 def start(sizes: dict[str, Any]) -> Peer:
-    config = MoEConfig(
-        hidden_dim=sizes["hidden_dim"],
-        num_layers=sizes["num_layers"],
-        num_heads=sizes["num_heads"],
-        num_kv_heads=sizes["num_kv_heads"],
-        head_dim=sizes["head_dim"],
-        expert_dim=sizes["expert_dim"],
-        num_experts=sizes["num_experts"],
-        num_experts_per_token=sizes["num_experts_per_token"],
-        num_shared_experts=sizes["num_shared_experts"],
-        seq_len=sizes["seq_len"],
-    )
     num_steps = sizes["num_steps"]
-    schedule = WarmupStableDecay(warmup_steps=num_steps // 10, decay_steps=num_steps // 2)
-    optimizer = AdamW(learning_rate=sizes["learning_rate"], schedule=schedule)
+    config = model_config(sizes)
+    optimizer = OPTIMIZERS[sizes.get("optimizer", "adamw")](sizes["learning_rate"], num_steps)
     model = config.make(sizes["vocab_size"], jax.random.key(0))
     state = initial_state(model, optimizer, num_steps)
     run = make_step(optimizer, num_steps, 0.0)
@@ -48,6 +55,24 @@ def start(sizes: dict[str, Any]) -> Peer:
         "flops_per_token": config.flops_per_token(sizes["vocab_size"], sizes["seq_len"]),
     }
     return Peer(step, facts, evaluate)
+
+
+def model_config(sizes: dict[str, Any]) -> RoutedConfig:
+    shape = {
+        "hidden_dim": sizes["hidden_dim"],
+        "num_layers": sizes["num_layers"],
+        "num_heads": sizes["num_heads"],
+        "num_kv_heads": sizes["num_kv_heads"],
+        "head_dim": sizes["head_dim"],
+        "expert_dim": sizes["expert_dim"],
+        "num_experts": sizes["num_experts"],
+        "num_experts_per_token": sizes["num_experts_per_token"],
+        "num_shared_experts": sizes["num_shared_experts"],
+        "seq_len": sizes["seq_len"],
+    }
+    if sizes.get("model") == "hero":
+        return HeroConfig(**shape, global_kv_heads=sizes["num_kv_heads"])
+    return MoEConfig(**shape)
 
 
 def _batch(rows: np.ndarray) -> dict[str, np.ndarray]:

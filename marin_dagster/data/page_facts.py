@@ -43,13 +43,12 @@ class PageFacts:
 def read_facts(page: str) -> PageFacts:
     """Reads `title` and `meta` elements, JSON-LD, and links marked as a licence."""
     tree = HTMLTree.parse(page)
-    document: Any = tree.document
-    if document is None:
+    if tree.document is None:  # nothing but blanks
         return PageFacts()
     named = _meta(page)
     title = tree.title or named.get("og:title", "")
     dates = [named.get(name, "") for name in _DATE_NAMES] + _JSON_DATE.findall(page)[:1]
-    licences = [*_licence_links(document), *(named.get(name, "") for name in _LICENCE_NAMES)]
+    licences = [*_licence_links(tree.document), *(named.get(name, "") for name in _LICENCE_NAMES)]
     return PageFacts(
         title=_line(title),
         date=next(filter(None, map(_iso_date, dates)), ""),

@@ -5,9 +5,9 @@ The tests follow one another: each uses what those before it have built. About t
 
 import json
 import re
-from pathlib import Path
 from urllib.parse import quote
 
+from marin_dagster.process import process_exists
 from tests.browser import ui
 from tests.browser.ui import ended
 from tests.dagster_server import wait_for
@@ -75,10 +75,10 @@ def test_a_training_is_followed_live_and_cancelled(page, laboratory):
     page.wait("//canvas")
     assert {r["runId"]: r["status"] for r in page.runs()}[run] == "STARTED"
     worker = _worker(page, run)
-    assert Path(f"/proc/{worker}").exists()
+    assert process_exists(worker)
     ui.terminate(page, run)
     assert ended(page, run) == "CANCELED"
-    wait_for(lambda: not Path(f"/proc/{worker}").exists(), 60, f"the end of process {worker}")
+    wait_for(lambda: not process_exists(worker), 60, f"the end of process {worker}")
     page.open(f"/runs/{run}")
     page.shows("Canceled")
     laboratory.edit()

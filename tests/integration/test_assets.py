@@ -10,6 +10,7 @@ import pytest
 from marin_dagster.attempt import RUNNING
 from marin_dagster.definitions import defs
 from marin_dagster.experiments import catalog
+from marin_dagster.process import process_exists
 from marin_dagster.store import Store
 from tests.dagster_server import wait_for
 
@@ -219,7 +220,7 @@ def test_a_killed_build_leaves_no_worker_behind(prefix, tmp_path):
     assert store.last_attempt(recipe).state == RUNNING
     parent.kill()
     parent.wait()
-    wait_for(lambda: not Path(f"/proc/{worker}").exists() or _zombie(worker), 300)
+    wait_for(lambda: not process_exists(worker), 300)
     assert store.record(recipe) is None
 
 
@@ -229,7 +230,3 @@ def _worker_of(store, recipe) -> int | None:
         for word in log.read_text().split("worker process ")[1:]:
             return int(word.split('"')[0])
     return None
-
-
-def _zombie(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"

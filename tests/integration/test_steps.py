@@ -11,6 +11,7 @@ import dagster as dg
 import pytest
 
 from marin_dagster.experiments import find
+from marin_dagster.process import process_exists
 from marin_dagster.store import Store
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,13 +81,13 @@ def _steps(opened: dg.DagsterInstance) -> list[dg.DagsterRun]:
     return [run for run in opened.get_runs() if "marin/artifact" in run.tags]
 
 
-def processes_of_two(prefix: str) -> list[str]:
+def processes_of_two(prefix: str) -> list[int]:
     """Waits until two steps are under way; returns their process numbers."""
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         pids = [path.read_text() for path in Path(f"{prefix}.meeting").glob("*")]
         if len(pids) == 2 and all(pids):
-            return pids
+            return [int(pid) for pid in pids]
         time.sleep(0.05)
     raise AssertionError("two steps never ran side by side")
 
@@ -102,7 +103,7 @@ def test_an_interrupt_ends_all_steps_and_frees_their_addresses(folder, prefix, n
     output, _ = process.communicate(timeout=200)
     assert process.returncode != 0
     assert time.monotonic() - sent < 90
-    assert not [pid for pid in pids if Path("/proc", pid).exists()], output
+    assert not [pid for pid in pids if process_exists(pid)], output
     last = Store(prefix).last_attempt(find("filtered/lonely@dev"))
     assert (last.state, last.reason) == ("failed", "user_cancel")
     with instance(folder) as opened:
@@ -115,6 +116,6 @@ def test_a_killed_build_takes_its_steps_with_it(folder, prefix):
     process.kill()
     process.wait()
     deadline = time.monotonic() + 60
-    while any(Path("/proc", pid).exists() for pid in pids) and time.monotonic() < deadline:
+    while any(process_exists(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not [pid for pid in pids if Path("/proc", pid).exists()]
+    assert not [pid for pid in pids if process_exists(pid)]

@@ -4,8 +4,9 @@
 
 All read the same rows of made-up stories once, in the same order, with models of one shape.
 Levanter's is the hero's architecture with its recommended schedule and learning rate, with Adam and
-with Muon. Ours are the hero's architecture with the same rates, and the standard mixture with the
-optimizer of the quickstart. The result holds the loss on stories that nobody trained on.
+with Muon. Ours are the hero's architecture with Muon at the same size of updates, and the standard
+mixture with Muon and with the optimizer of the quickstart. The result holds the loss on stories
+that nobody trained on.
 """
 
 import argparse
@@ -56,8 +57,8 @@ def main() -> None:
         ours, muon = (sys.executable, "our_step.py"), {"optimizer": "muon"}
         hero = {**sizes, "model": "hero"}
         results = {"ours_standard": _learn(*ours, sizes, QUICKSTART_RATE)}
-        for name in ("muon", "muonh"):
-            results[f"ours_hero_{name}"] = _learn(*ours, {**hero, "optimizer": name}, rate)
+        results["ours_standard_muon"] = _learn(*ours, {**sizes, **muon}, rate)
+        results["ours_hero_muon"] = _learn(*ours, {**hero, **muon}, rate)
         if args.levanter:
             levanter = (args.levanter, "levanter_step.py")
             results["levanter_adam"] = _learn(*levanter, sizes, rate)

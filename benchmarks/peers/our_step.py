@@ -1,5 +1,6 @@
 """Turns sizes into this project's training step: the one that `Pretrain` runs."""
 
+import math
 from typing import Any
 
 import jax
@@ -9,21 +10,22 @@ from serve import Peer, serve
 from marin_dagster.models.config import MoEConfig, RoutedConfig
 from marin_dagster.models.hero import HeroConfig
 from marin_dagster.training.heuristics import FINAL_RATIO, muonh_learning_rate, warmup_steps
+from marin_dagster.training.hyperball import ADAM_RMS
 from marin_dagster.training.optimizer import AdamW, Muon, MuonH
 from marin_dagster.training.schedule import Linear, WarmupStableDecay
 from marin_dagster.training.step import evaluation_sums, initial_state, make_step
 
 OPTIMIZERS = {
-    "adamw": lambda rate, steps: AdamW(
+    "adamw": lambda rate, steps, _: AdamW(
         learning_rate=rate,
         schedule=WarmupStableDecay(warmup_steps=steps // 10, decay_steps=steps // 2),
     ),
-    "muon": lambda rate, steps: Muon(
-        learning_rate=muonh_learning_rate(rate),
+    "muon": lambda rate, steps, width: Muon(  # updates of square matrices as large as Levanter's
+        learning_rate=muonh_learning_rate(rate) / (ADAM_RMS * math.sqrt(width)),
         adam_learning_rate=rate,
         schedule=Linear(warmup_steps=warmup_steps(steps), final_ratio=FINAL_RATIO),
     ),
-    "muonh": lambda rate, steps: MuonH(
+    "muonh": lambda rate, steps, _: MuonH(
         learning_rate=muonh_learning_rate(rate),
         adam_learning_rate=rate,
         schedule=Linear(warmup_steps=warmup_steps(steps), final_ratio=FINAL_RATIO),
@@ -34,7 +36,8 @@ OPTIMIZERS = {
 def start(sizes: dict[str, Any]) -> Peer:
     num_steps = sizes["num_steps"]
     config = model_config(sizes)
-    optimizer = OPTIMIZERS[sizes.get("optimizer", "adamw")](sizes["learning_rate"], num_steps)
+    make_optimizer = OPTIMIZERS[sizes.get("optimizer", "adamw")]
+    optimizer = make_optimizer(sizes["learning_rate"], num_steps, sizes["hidden_dim"])
     model = config.make(sizes["vocab_size"], jax.random.key(0))
     state = initial_state(model, optimizer, num_steps)
     run = make_step(optimizer, num_steps, 0.0)

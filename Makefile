@@ -35,6 +35,7 @@ lint:
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
 test:  # the longest first; what fails once on a busy machine is tried again, and listed
+	$(BIN)/python -m compileall -q assets jobs marin_dagster resources tests  # once for all processes
 	$(BIN)/python -m pytest $(LONGEST_FIRST) -n 3 --dist loadfile --no-loadscope-reorder -m 'not slow' \
 	  --reruns 1 -rR
 

@@ -40,6 +40,8 @@ def test_the_model_learns_its_data(quickstart):
     numbers = quickstart.record("checkpoints/quickstart@dev").summary.numbers
     assert numbers["eval_loss"] < 0.35 * numbers["unigram_entropy"]
     assert "Loss" in quickstart.record("checkpoints/quickstart@dev").plots
+    runs = quickstart.data("checkpoints/quickstart@dev").glob(".wandb/wandb/offline-run-*")
+    assert list(runs), "the curves can be synced later"
 
 
 def test_the_chat_model_answers_and_stops_by_itself(quickstart):

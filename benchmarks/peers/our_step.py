@@ -11,7 +11,7 @@ from marin_dagster.models.config import MoEConfig, RoutedConfig
 from marin_dagster.models.hero import HeroConfig
 from marin_dagster.training.heuristics import FINAL_RATIO, muonh_learning_rate, warmup_steps
 from marin_dagster.training.hyperball import ADAM_RMS
-from marin_dagster.training.optimizer import AdamW, Muon, MuonH
+from marin_dagster.training.optimizer import AdamW, Muon
 from marin_dagster.training.schedule import Linear, WarmupStableDecay
 from marin_dagster.training.step import evaluation_sums, initial_state, make_step
 
@@ -22,11 +22,6 @@ OPTIMIZERS = {
     ),
     "muon": lambda rate, steps, width: Muon(  # updates of square matrices as large as Levanter's
         learning_rate=muonh_learning_rate(rate) / (ADAM_RMS * math.sqrt(width)),
-        adam_learning_rate=rate,
-        schedule=Linear(warmup_steps=warmup_steps(steps), final_ratio=FINAL_RATIO),
-    ),
-    "muonh": lambda rate, steps, _: MuonH(
-        learning_rate=muonh_learning_rate(rate),
         adam_learning_rate=rate,
         schedule=Linear(warmup_steps=warmup_steps(steps), final_ratio=FINAL_RATIO),
     ),

@@ -37,9 +37,7 @@ def experiment(version: str) -> tuple[Recipe, ...]:
     return road(stories)
 
 
-def road(
-    stories: Documents, *, vocab_size: int = 4_096, num_steps: int = 100
-) -> tuple[Recipe, ...]:
+def road(stories: Documents, *, vocab_size: int = 4_096) -> tuple[Recipe, ...]:
     """From documents to a report, under the documents' name and version."""
     base: dict[str, Any] = {"name": stories.name, "version": stories.version}
     nano: dict[str, Any] = {"name": f"marin-nano-{stories.name}", "version": stories.version}
@@ -65,9 +63,9 @@ def road(
         model=MODEL,
         optimizer=AdamW(
             learning_rate=3e-3,
-            schedule=WarmupStableDecay(warmup_steps=20, decay_steps=num_steps // 3),
+            schedule=WarmupStableDecay(warmup_steps=20, decay_steps=33),
         ),
-        num_steps=num_steps,
+        num_steps=100,
         batch_size=16,
         seed=SEED,
         steps_per_eval=50,

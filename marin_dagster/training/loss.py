@@ -141,12 +141,12 @@ def _chunked_forward(hidden, head, targets, weights, z_loss_weight, axis):
         grad = read.powers * (scale / read.total)[:, None]
         grad = (grad - jnp.where(right, chunk_weights[:, None], 0.0)).astype(head.dtype)
         sums = sums + _pair(read, chunk_weights)
-        return (sums, grad_head + grad.T @ chunk_hidden), grad @ head.T
+        return (sums, grad_head + chunk_hidden.T @ grad), grad @ head.T
 
-    start = (jnp.zeros(2), jnp.zeros_like(head.T))  # turned round: its sums are faster so
+    start = (jnp.zeros(2), jnp.zeros_like(head))
     (sums, grad_head), grad_hidden = jax.lax.scan(add, start, (hidden, targets, weights))
     out = (sums[0] + z_loss_weight * sums[1], sums[0], sums[1])
-    return out, (grad_hidden, grad_head.T)
+    return out, (grad_hidden, grad_head)
 
 
 def _chunked_backward(z_loss_weight, axis, residuals, cotangents):

@@ -63,9 +63,9 @@ def main() -> None:
         runs: dict[str, list[dict[str, Any]]] = defaultdict(list)
         for number in range(args.rounds):
             for name in random.Random(number).sample(list(tools), len(tools)):
-                runs[name].append(_run(name, tools[name], folder))
+                runs[name].append(run_tool(name, tools[name], folder))
                 print(name, {k: runs[name][-1][k] for k in ("seconds", "cpu_seconds")}, flush=True)
-    print(json.dumps(_result(args, texts, truth, runs)))
+    print(json.dumps(summarize(args, texts, truth, runs)))
 
 
 def make_corpus(
@@ -127,7 +127,8 @@ def _edited(rng: random.Random, text: str, target: float, vocabulary: Sequence[s
     return " ".join(parts)
 
 
-def _run(tool: str, python: str, folder: str) -> dict[str, Any]:
+def run_tool(tool: str, python: str, folder: str) -> dict[str, Any]:
+    """What a tool of `peers/dedup_tool.py` finds, in a process of its own on one core."""
     single = dict.fromkeys(("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "ARROW_NUM_THREADS"), "1")
     environment = {**os.environ, **single, "PYTHONPATH": str(ROOT)}
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
@@ -138,12 +139,13 @@ def _run(tool: str, python: str, folder: str) -> dict[str, Any]:
         return json.load(open(file.name))
 
 
-def _result(
+def summarize(
     args: argparse.Namespace,
     texts: Mapping[str, str],
     truth: Sequence[tuple[str, str, float]],
     runs: Mapping[str, Sequence[Mapping[str, Any]]],
 ) -> dict[str, Any]:
+    """Ratios, medians and the quality of what the tools found in all rounds."""
     megabytes = sum(len(text.encode()) for text in texts.values()) / 1e6
     tools = {}
     for name, found in runs.items():

@@ -43,22 +43,26 @@ def main() -> None:
     parser.add_argument("--levanter", help="the Python of Levanter's environment")
     parser.add_argument("--rounds", type=int, default=5)
     args = parser.parse_args()
-    tools = [("ours", 1), ("hugging_face", 1), ("ours", 2), ("hugging_face", 2), ("our_rows", 1)]
-    if args.levanter:
-        tools.append(("levanter_rows", 1))
+    tools = tools_of(args.levanter)
     runs: dict[str, list[dict[str, Any]]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as folder:
-        size = _prepare(folder, args)
+        size = prepare(folder, args)
         for number in range(args.rounds):
             for tool, workers in random.Random(number).sample(tools, len(tools)):
                 python = args.levanter if tool == "levanter_rows" else sys.executable
-                found = _run(python, tool, folder, args.vocab_size, workers)
+                found = run_tool(python, tool, folder, args.vocab_size, workers)
                 runs[f"{tool}_{workers}"].append(found)
                 print(tool, workers, found, file=sys.stderr)
-    print(json.dumps(_result(args, size, runs)))
+    print(json.dumps(summarize(args, size, runs)))
 
 
-def _prepare(folder: str, args: argparse.Namespace) -> int:
+def tools_of(levanter: str | None) -> list[tuple[str, int]]:
+    """What is measured: tools and their workers."""
+    tools = [("ours", 1), ("hugging_face", 1), ("ours", 2), ("hugging_face", 2), ("our_rows", 1)]
+    return [*tools, ("levanter_rows", 1)] if levanter else tools
+
+
+def prepare(folder: str, args: argparse.Namespace) -> int:
     """Writes the documents and builds what the tools read; returns the bytes of text."""
     size = 0
     with open(os.path.join(folder, INPUT), "w") as file:
@@ -80,7 +84,8 @@ def _texts(folder: str | None) -> Iterator[str]:
     return ("\n\n".join(story(1, 8 * n + i).text for i in range(8)) for n in itertools.count())
 
 
-def _run(python: str, tool: str, folder: str, vocab_size: int, workers: int) -> dict[str, Any]:
+def run_tool(python: str, tool: str, folder: str, vocab_size: int, workers: int) -> dict[str, Any]:
+    """What a tool of `peers/token_tool.py` finds, in a process of its own."""
     with tempfile.NamedTemporaryFile(suffix=".json") as result:
         words = (tool, folder, str(vocab_size), str(workers), result.name)
         command = [python, "-W", "ignore", str(TOOL), *words]
@@ -91,7 +96,9 @@ def _run(python: str, tool: str, folder: str, vocab_size: int, workers: int) -> 
         return json.load(open(result.name))
 
 
-def _result(args: argparse.Namespace, size: int, runs: dict[str, list[Any]]) -> dict[str, Any]:
+def summarize(args: argparse.Namespace, size: int, runs: dict[str, list[Any]]) -> dict[str, Any]:
+    """Ratios and medians of what the tools, named `tool_workers`, found in all rounds."""
+
     def median(name: str, field: str) -> float:
         return statistics.median(run[field] for run in runs[name])
 

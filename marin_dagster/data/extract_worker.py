@@ -23,7 +23,7 @@ from marin_dagster.data.page_facts import PageFacts, read_facts
 from marin_dagster.data.warc import decode_html
 from marin_dagster.process import die_with_parent
 
-_TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]*)[^<>]*?(/?)>")
+_TAG = re.compile(r"<(/?)([a-zA-Z][a-zA-Z0-9]*)([^<>]*)>")
 _PERMALINK = re.compile(r"\s*¶$", re.M)  # the sign behind the headings of manuals
 _UNNESTED = frozenset(  # elements that need no end
     ("area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track",
@@ -131,8 +131,8 @@ def depth_exceeds(page: str, limit: int) -> bool:
     if page.count("<") <= limit:
         return False
     depth = 0
-    for closing, name, empty in _TAG.findall(page):
-        if empty or name.lower() in _UNNESTED:
+    for closing, name, rest in _TAG.findall(page):
+        if rest.endswith("/") or name.lower() in _UNNESTED:
             continue
         depth += -1 if closing and depth else 0 if closing else 1
         if depth > limit:

@@ -324,8 +324,8 @@ def decode_html(body: bytes, content_type: str) -> tuple[str, str]:
         with contextlib.suppress(UnicodeDecodeError, LookupError, ValueError):
             return body.decode(_WEB_NAMES.get(name.lower(), name)), name.lower()
     text = body.decode("utf-8", "replace")
-    beyond_ascii = sum(1 for char in text if char > "\x7f") if not text.isascii() else 0
     bad = text.count("\ufffd")
+    beyond_ascii = sum(char > "\x7f" for char in text) if bad > 1 else 0
     if bad <= max(1, beyond_ascii // 4) and bad <= _MAX_BAD_UTF8 * len(text):
         return text, "utf-8"
     return _guess(body)

@@ -28,7 +28,8 @@ def missing(client: Any, job: Job, settings: KubernetesSettings) -> list[str]:
     """What stands in the way of the job; asks the cluster, and changes nothing."""
     if not settings.image:
         return ["no image is set; name one that has this project and its dependencies"]
-    kubernetes.client.VersionApi(client).get_code(**CALL)
+    api: Any = kubernetes.client.VersionApi(client)
+    api.get_code(**CALL)
     absent = [*_namespace(client, settings.namespace)]
     if absent:
         return absent
@@ -41,7 +42,8 @@ def missing(client: Any, job: Job, settings: KubernetesSettings) -> list[str]:
 
 def _namespace(client: Any, name: str) -> Iterator[str]:
     try:
-        kubernetes.client.CoreV1Api(client).read_namespace(name, **CALL)
+        api: Any = kubernetes.client.CoreV1Api(client)
+        api.read_namespace(name, **CALL)
     except ApiException as error:
         if error.status == ABSENT:
             yield f"there is no namespace {name!r}; create it, or name another"
@@ -50,7 +52,7 @@ def _namespace(client: Any, name: str) -> Iterator[str]:
 
 
 def _rights(client: Any, job: Job, namespace: str) -> Iterator[str]:
-    api = kubernetes.client.AuthorizationV1Api(client)
+    api: Any = kubernetes.client.AuthorizationV1Api(client)
     for verbs, group, resource in RIGHTS + (SLICE_RIGHTS if is_slice(job) else JOB_RIGHTS):
         kind, _, part = resource.partition("/")
         for verb in verbs.split():
@@ -69,7 +71,7 @@ def _rights(client: Any, job: Job, namespace: str) -> Iterator[str]:
 def _queue(client: Any, settings: KubernetesSettings) -> Iterator[str]:
     if settings.queue is None:
         return
-    api = kubernetes.client.CustomObjectsApi(client)
+    api: Any = kubernetes.client.CustomObjectsApi(client)
     try:
         api.get_namespaced_custom_object(
             name=settings.queue, namespace=settings.namespace, **QUEUES, **CALL
@@ -87,7 +89,7 @@ def _nodes(client: Any, job: Job, settings: KubernetesSettings) -> Iterator[str]
         return
     selector = ",".join(f"{key}={value}" for key, value in labels.items())
     try:
-        api = kubernetes.client.CoreV1Api(client)
+        api: Any = kubernetes.client.CoreV1Api(client)
         found = api.list_node(label_selector=selector, limit=1, **CALL)
     except ApiException as error:
         if error.status != FORBIDDEN:

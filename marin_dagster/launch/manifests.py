@@ -125,20 +125,20 @@ def job_manifest(job: Job, settings: KubernetesSettings) -> Manifest:
     }
 
 
-def service_manifest(name: str, namespace: str, owner_uid: str) -> Manifest:
+def service_manifest(name: str, owner: Mapping[str, Any]) -> Manifest:
     """The Service by which pods of a Job find process 0, also before it is ready.
 
-    It belongs to the Job and goes with it.
+    It belongs to the Job, of which `owner` is the metadata, and goes with it.
     """
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": owner_uid}
+    job = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": owner["uid"]}
     return {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": {
             "name": name,
-            "namespace": namespace,
+            "namespace": owner["namespace"],
             "labels": {NAME_LABEL: name},
-            "ownerReferences": [owner],
+            "ownerReferences": [job],
         },
         "spec": {
             "clusterIP": "None",

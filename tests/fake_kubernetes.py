@@ -21,7 +21,7 @@ from typing import Any
 import jsonschema
 import kubernetes_validate
 
-from tests.fake_pods import Container
+from tests.containers import Container
 from tests.jobset_schema import JOBSET
 from tests.kubernetes_http import Refusal, serve
 from tests.servers import free_port

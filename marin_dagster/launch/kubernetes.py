@@ -4,6 +4,7 @@ Everything belongs to one Job or JobSet, and goes with it. Its name carries a di
 a job that is submitted again, because the answer was lost or the submitter died, is found.
 """
 
+import contextlib
 import json
 import math
 import time
@@ -113,8 +114,10 @@ class KubernetesLauncher:
         """
         found = _Handle.of(handle)
         try:
-            self._save_logs(self._patient, found, self._patient.pods(found.name))
-            self._delete(found)
+            try:
+                self._save_logs(self._patient, found, self._patient.pods(found.name))
+            finally:  # also when logs cannot be written
+                self._delete(found)
         except Away as error:
             raise self._gave_up(found.name, error) from error
 
@@ -159,7 +162,8 @@ class KubernetesLauncher:
         seen = self._seen.setdefault(found.name, {})
         seen |= {pod["metadata"]["name"]: pod for pod in pods}
         if fails(job, pods):  # the pods of other processes will be deleted, and their logs too
-            self._save_logs(api, found, pods)
+            with contextlib.suppress(OSError):  # `cancel` tries again, and says so
+                self._save_logs(api, found, pods)
         limit = self._settings.image_seconds
         state = state_of(job, [*seen.values()], image_seconds=limit, now=time.time())
         if state.waits is None:

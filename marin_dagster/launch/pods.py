@@ -4,7 +4,7 @@ import datetime
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from marin_dagster.failure import judge_exit
+from marin_dagster.failure import judge_status
 from marin_dagster.launch.base import JobState
 from marin_dagster.launch.manifests import CONTAINER, PROCESS
 
@@ -13,7 +13,6 @@ Object = Mapping[str, Any]  # of Kubernetes, as its API writes it
 SUCCEEDED, FAILED = ("Complete", "Completed"), ("Failed",)  # of a Job, of a JobSet
 NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName")
 NO_CONTAINER = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
-LAST_SIGNAL = 64
 LOST_SECONDS = 30.0  # after a pod should be gone; its node does not answer
 
 
@@ -96,8 +95,7 @@ def _cause(pod: Object) -> tuple[tuple[int, float, bool, int], str, dict[str, An
     if ended.get("reason") == "OOMKilled":
         reason, evidence = "oom", {"exit_code": code, "kubelet": "OOMKilled"}
     else:
-        by_signal = 128 < code <= 128 + LAST_SIGNAL
-        reason, evidence = judge_exit(128 - code if by_signal else code, oom_kills=0)
+        reason, evidence = judge_status(code)
     finished = seconds_of(ended["finishedAt"]) if ended.get("finishedAt") else 0.0
     rank = (_EXITED, finished, reason == "preempted", process)  # finished is in whole seconds
     return rank, reason, {**evidence, **place}

@@ -60,8 +60,8 @@ def job(tmp_path):
     def make(code: str, processes: int = 2, **fields) -> Job:
         logs = str(tmp_path / "logs")
         command = [*PYTHON, code]
-        given = {"environment": {"A": "$(B)"}, **fields}
-        return Job(name="checkpoints/toy", command=command, logs=logs, processes=processes, **given)
+        given = {"environment": {"A": "$(B)"}, "logs": logs, **fields}
+        return Job(name="checkpoints/toy", command=command, processes=processes, **given)
 
     return make
 
@@ -96,9 +96,10 @@ def test_every_process_knows_its_place_and_its_log_is_kept(cluster, launcher, jo
     launcher.cancel(handle)  # once more
 
 
-def test_the_process_that_fails_first_is_the_reason(cluster, launcher, job, tmp_path):
+@pytest.mark.parametrize("host", [GPU, SLICE], ids=["job", "jobset"])
+def test_the_process_that_fails_first_is_the_reason(cluster, launcher, job, tmp_path, host):
     die = f"import os, sys; os.environ['MARIN_PROCESS'] == '1' and sys.exit(124); {SAVE}"
-    handle = launcher.submit(job(die))
+    handle = launcher.submit(job(die, host=host))
     state = end_of(launcher, handle)
     assert state.reason == "hang"
     assert state.evidence["process"] == 1
@@ -108,6 +109,14 @@ def test_the_process_that_fails_first_is_the_reason(cluster, launcher, job, tmp_
     launcher.cancel(handle)
     assert cluster.left() == []
     assert (tmp_path / "logs" / "0001.log").exists()
+
+
+def test_a_killed_process_is_killed_by_a_signal(cluster, launcher, job):
+    kill = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+    handle = launcher.submit(job(kill, processes=1))
+    state = end_of(launcher, handle)
+    assert (state.reason, state.evidence["signal"]) == ("killed", "SIGSEGV")
+    launcher.cancel(handle)
 
 
 def test_a_container_beyond_its_memory_is_out_of_memory(cluster, launcher, job):
@@ -175,6 +184,14 @@ def test_a_cancel_saves_logs_and_leaves_nothing(cluster, launcher, job, tmp_path
     state = launcher_of(cluster).state(handle)
     assert state.done
     assert not state.succeeded
+
+
+def test_logs_that_cannot_be_written_do_not_keep_a_job(cluster, launcher, job):
+    handle = launcher.submit(job(STACKS, logs="/dev/null/logs"))
+    says(launcher, handle, "ready")
+    with pytest.raises(OSError, match="/dev/null/logs"):
+        launcher.cancel(handle)
+    assert cluster.left() == []
 
 
 @pytest.mark.parametrize("path", ["/jobs", "/services"])

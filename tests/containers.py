@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from marin_dagster.process import descendants, send
+
 INHERITED = ("PATH", "PYTHONPATH", "HOME", "JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS")
 
 
@@ -49,6 +51,7 @@ class Container:
 
     def kill(self) -> None:
         if self._process.returncode is None:  # else the number may be another's
+            send(descendants(self.pid), signal.SIGKILL)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from marin_dagster.process import descendants, send
 
-INHERITED = ("PATH", "PYTHONPATH", "HOME", "JAX_COMPILATION_CACHE_DIR", "XLA_FLAGS")
+INHERITED = ("PATH", "PYTHONPATH", "HOME", "XLA_FLAGS")
 
 
 class Container:

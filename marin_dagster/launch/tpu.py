@@ -143,6 +143,8 @@ class TpuLauncher:
         resource = self._resource(found, patient=False)
         state = None if resource is None else resource.state.state
         evidence = {"resource": found.name.rpartition("/")[2], "state": state and state.name}
+        if state == State.SUSPENDING and len(exits) < found.processes:
+            return JobState(done=False)  # the others may be saving
         if state in SUSPENDED or (
             state == State.ACTIVE and self._node_is_gone(found, patient=False)
         ):

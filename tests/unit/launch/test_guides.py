@@ -1,4 +1,4 @@
-"""The guides of the launchers: their settings can be made, their rights are those that are asked."""
+"""The guides of the launchers: their settings can be made, their rights are those asked for."""
 
 import kubernetes_validate
 import pytest

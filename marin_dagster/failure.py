@@ -93,6 +93,15 @@ def judge_exit(code: int, *, oom_kills: int) -> tuple[str, dict[str, Any]]:
     return "killed", evidence
 
 
+def judge_status(status: int) -> tuple[str, dict[str, Any]]:
+    """The reason and evidence of an exit status as a shell has it, 128 and the number of a signal.
+
+    SIGKILL counts as `killed`: who sent it has to be asked of somebody else.
+    """
+    by_signal = status - 128 in {*signal.Signals}
+    return judge_exit(128 - status if by_signal else status, oom_kills=0)
+
+
 def exit_code_of(error: BaseException) -> int:
     """The exit status by which a worker tells a scheduler how it ended: 0 only when it is done."""
     return {"preempted": PREEMPTED_EXIT, "hang": STALLED_EXIT}.get(reason_of(error), 1)

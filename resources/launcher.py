@@ -80,7 +80,7 @@ class LauncherResource(dg.ConfigurableResource):
                     name=f"{recipe.stage}-{recipe.name}",
                     command=[sys.executable, "-m", "marin_dagster.launch.worker"],
                     environment={**CPU_MEMORY, **session.get_bootstrap_env_vars()},
-                    log=f"{base}.log",
+                    logs=f"{base}.logs",
                 )
             )
             watch = _Watch(launcher, handle, inbox, self._limits())

@@ -63,25 +63,26 @@ class JobState:
 class Launcher(Protocol):
     """Starts jobs somewhere.
 
-    A handle is a string, which any launcher of the same settings can use, in another process too.
+    A handle of a cluster's job is a string, which any launcher of the same settings can use, in
+    another process too; that of a job on this machine is for this process alone.
     """
 
     def preflight(self, job: Job) -> list[str]:
         """What is missing before the job can start: programs, credentials, quota, image."""
         ...
 
-    def submit(self, job: Job) -> str: ...
+    def submit(self, job: Job) -> Any: ...
 
-    def state(self, handle: str) -> JobState: ...
+    def state(self, handle: Any) -> JobState: ...
 
-    def dump_stacks(self, handle: str) -> None:
+    def dump_stacks(self, handle: Any) -> None:
         """Asks all processes to write the stacks of their threads into their logs."""
         ...
 
-    def cancel(self, handle: str) -> None:
+    def cancel(self, handle: Any) -> None:
         """Ends the job and all that it holds; returns when nothing is left, and may be repeated."""
         ...
 
-    def logs(self, handle: str, process: int = 0, lines: int = 50) -> list[str]:
+    def logs(self, handle: Any, process: int = 0, lines: int = 50) -> list[str]:
         """The last lines that a process printed."""
         ...

@@ -32,10 +32,14 @@ class LocalLauncher:
     def __init__(self, grace_seconds: float = 8.0):
         self._grace_seconds = grace_seconds
 
+    def preflight(self, job: Job) -> list[str]:
+        return []
+
     def submit(self, job: Job) -> LocalJob:
-        Path(job.log).parent.mkdir(parents=True, exist_ok=True)
+        log_path = os.path.join(job.logs, "0000.log")
+        Path(job.logs).mkdir(parents=True, exist_ok=True)
         keeper = [sys.executable, "-m", "marin_dagster.launch.keeper", str(self._grace_seconds)]
-        with open(job.log, "ab") as log:
+        with open(log_path, "ab") as log:
             process = subprocess.Popen(
                 [*keeper, *job.command],
                 env={**os.environ, **job.environment},
@@ -44,7 +48,7 @@ class LocalLauncher:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # a terminal's Ctrl-C is for this process alone
             )
-        return LocalJob(keeper=process, log=job.log, oom_kills=oom_kills())
+        return LocalJob(keeper=process, log=log_path, oom_kills=oom_kills())
 
     def state(self, handle: LocalJob) -> JobState:
         code = handle.keeper.poll()
@@ -68,7 +72,7 @@ class LocalLauncher:
                 handle.keeper.send_signal(signal.SIGQUIT)  # does nothing once it has ended
                 handle.keeper.wait(2 * KILL_SECONDS)
 
-    def logs(self, handle: LocalJob, lines: int = 50) -> list[str]:
+    def logs(self, handle: LocalJob, process: int = 0, lines: int = 50) -> list[str]:
         with open(handle.log, "rb") as file:
             file.seek(max(0, os.path.getsize(handle.log) - TAIL_BYTES))
             return file.read().decode(errors="replace").splitlines()[-lines:]

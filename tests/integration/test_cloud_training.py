@@ -16,6 +16,8 @@ from tests.integration.test_kubernetes import end_of, until
 from tests.integration.trainee import STEPS, work_of
 from tests.servers import BUCKET, free_port, google_environment
 
+pytestmark = pytest.mark.slow
+
 COMMAND = [sys.executable, "-m", "tests.integration.trainee"]
 LIMIT_SECONDS = 300
 

@@ -12,6 +12,8 @@ from marin_dagster.launch.manifests import KubernetesSettings
 from marin_dagster.recipe import StageError
 from tests.fake_kubernetes import kubernetes_server
 
+pytestmark = pytest.mark.slow
+
 PYTHON = [sys.executable, "-S", "-c"]
 SPEAK = "import os; print(*(os.environ.get('MARIN_' + name) for name in names), flush=True);"
 SPEAK = f"names = ('PROCESS', 'PROCESSES', 'COORDINATOR'); {SPEAK}"

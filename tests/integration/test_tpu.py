@@ -15,6 +15,8 @@ from tests.fake_tpu import RUNTIME, tpu_zone
 from tests.integration.test_kubernetes import SAVE, SPEAK, STACKS, end_of, until
 from tests.servers import BUCKET, google_environment
 
+pytestmark = pytest.mark.slow
+
 SLICE = HostType(name="v5e-8", accelerator="v5litepod-8", accelerators=4)
 
 

@@ -108,8 +108,8 @@ class SlurmCluster:
 
     def forget_jobs(self) -> None:
         """Takes from a controller that does not run all that it has saved."""
-        for path in (self.folder / "state").iterdir():
-            path.unlink()
+        shutil.rmtree(self.folder / "state")
+        (self.folder / "state").mkdir(mode=0o711)
 
     def start_node(self, name: str) -> None:
         self._start("slurmd", "-D", "-f", str(self.folder / "slurm.conf"), "-N", name)

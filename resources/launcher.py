@@ -75,14 +75,15 @@ class LauncherResource(dg.ConfigurableResource):
             message_reader=reader,
             extras=extras_for(build),
         ) as session:
-            handle = launcher.submit(
-                Job(
-                    name=f"{recipe.stage}-{recipe.name}",
-                    command=[sys.executable, "-m", "marin_dagster.launch.worker"],
-                    environment={**CPU_MEMORY, **session.get_bootstrap_env_vars()},
-                    logs=f"{base}.logs",
-                )
+            job = Job(
+                name=f"{recipe.stage}-{recipe.name}",
+                command=[sys.executable, "-m", "marin_dagster.launch.worker"],
+                environment={**CPU_MEMORY, **session.get_bootstrap_env_vars()},
+                logs=f"{base}.logs",
             )
+            if missing := launcher.preflight(job):
+                raise StageError("bad_input", f"{recipe.address}: {'; '.join(missing)}")
+            handle = launcher.submit(job)
             watch = _Watch(launcher, handle, inbox, self._limits())
             try:
                 while not (state := launcher.state(handle)).done:

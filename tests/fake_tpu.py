@@ -11,7 +11,7 @@ import re
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -20,7 +20,7 @@ from google.cloud import tpu_v2
 from google.protobuf.json_format import ParseError
 
 from tests.containers import Container
-from tests.servers import free_port
+from tests.servers import free_port, serve_http
 
 ZONE = "projects/lab/locations/us-central1-a"
 HOSTS = {"v5litepod-8": ("2x4", 2), "v5litepod-4": ("2x2", 1)}  # topology and hosts of a type
@@ -54,7 +54,7 @@ class FakeTpu:
         return f"http://127.0.0.1:{self.port}"
 
     def start(self) -> None:
-        self._stop = _serve(Api, self.port, zone=self)
+        self._stop = serve_http(Api, self.port, zone=self)
 
     def stop(self) -> None:
         """The API goes away; hosts go on."""
@@ -156,7 +156,7 @@ class Host:
         self.preempted = False
         self.addresses = ",".join(["unknown:unknown:127.0.0.1"] * count)
         port = free_port()
-        self.close = _serve(MetadataApi, port, host=self)
+        self.close = serve_http(MetadataApi, port, host=self)
         variables = {
             "GCE_METADATA_HOST": f"127.0.0.1:{port}",
             "STORAGE_EMULATOR_HOST": zone.bucket_url,
@@ -252,20 +252,6 @@ class MetadataApi(Handler):
             "service-accounts/default/token": '{"access_token": "fake"}',
         }
         self.answer(200, found[self.path.removeprefix("/computeMetadata/v1/instance/")].encode())
-
-
-def _serve(handler: type[Handler], port: int, **fields: Any) -> Callable[[], None]:
-    server = ThreadingHTTPServer(("127.0.0.1", port), type("Bound", (handler,), fields))
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-
-    def stop() -> None:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-    return stop
 
 
 @contextlib.contextmanager

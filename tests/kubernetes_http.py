@@ -6,11 +6,12 @@ import json
 import re
 import socket
 import struct
-import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from tests.servers import serve_http
 
 PATH = re.compile(
     r"/(?:api/v1|apis/[^/]+/[^/]+)(?:/namespaces/[^/]+)?/"
@@ -32,21 +33,7 @@ class Refusal(Exception):
 
 def serve(cluster: Any, port: int) -> Callable[[], None]:
     """Serves a `FakeKubernetes`; returns what ends that, and every connection with it."""
-
-    class Bound(Handler):
-        fake = cluster
-
-    server = ThreadingHTTPServer(("127.0.0.1", port), Bound)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-
-    def stop() -> None:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-    return stop
+    return serve_http(Handler, port, fake=cluster)
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -16,6 +16,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -205,3 +206,20 @@ def serve_moto(port: int) -> None:
 
 if __name__ == "__main__":
     serve_moto(int(sys.argv[1]))
+
+
+def serve_http(
+    handler: type[BaseHTTPRequestHandler], port: int, **fields: Any
+) -> Callable[[], None]:
+    """Serves requests by a handler with these attributes; returns what ends that."""
+    server = ThreadingHTTPServer(("127.0.0.1", port), type("Bound", (handler,), fields))
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+
+    def stop() -> None:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+    return stop

@@ -11,7 +11,6 @@ from marin_dagster.recipe import REASONS
 class HostType:
     """A kind of host, described once for every launcher.
 
-    `peak_flops` is that of one accelerator in FLOP/s, in the type of the matrix products.
     `topology` is how a slice's chips are wired, as 4x4; a slice has several hosts.
     """
 
@@ -21,7 +20,6 @@ class HostType:
     cpus: int | None = None
     memory_bytes: int | None = None
     topology: str | None = None
-    peak_flops: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

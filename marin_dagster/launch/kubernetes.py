@@ -6,7 +6,6 @@ a job that is submitted again, because the answer was lost or the submitter died
 
 import contextlib
 import json
-import math
 import time
 from dataclasses import asdict, dataclass, replace
 
@@ -24,6 +23,7 @@ from marin_dagster.launch.manifests import (
     service_manifest,
 )
 from marin_dagster.launch.pods import Object, fails, process_of, state_of
+from marin_dagster.launch.polled import Polled
 from marin_dagster.recipe import StageError
 from marin_dagster.storage import Storage
 
@@ -55,7 +55,7 @@ class KubernetesLauncher:
         self._settings = settings
         self._patient = KubernetesApi(settings, patience_seconds=settings.patience_seconds)
         self._brief = KubernetesApi(settings, patience_seconds=0.0)
-        self._known: dict[str, tuple[float, JobState]] = {}  # by handle; when it was asked
+        self._polled = Polled(settings.poll_seconds)
         self._seen: dict[str, dict[str, Object]] = {}  # by job and pod: what is gone says why
 
     def preflight(self, job: Job) -> list[str]:
@@ -86,15 +86,7 @@ class KubernetesLauncher:
 
     def state(self, handle: str) -> JobState:
         """Asks the API server, at most every `poll_seconds`."""
-        asked, known = self._known.get(handle, (-math.inf, JobState(done=False)))
-        if known.done or time.monotonic() - asked < self._settings.poll_seconds:
-            return known
-        try:
-            known = self._state(_Handle.of(handle))
-        except Away as error:
-            known = JobState(done=False, waits=str(error))
-        self._known[handle] = time.monotonic(), known
-        return known
+        return self._polled.state(handle, self._ask)
 
     def dump_stacks(self, handle: str) -> None:
         """Sends SIGUSR1 to the first process of every container that runs."""
@@ -152,6 +144,12 @@ class KubernetesLauncher:
             self._patient.create_service(manifest)
         except Exists:
             return  # by an earlier submission of this job, whose owner it names
+
+    def _ask(self, handle: str) -> JobState:
+        try:
+            return self._state(_Handle.of(handle))
+        except Away as error:
+            return JobState(done=False, waits=str(error))
 
     def _state(self, found: _Handle) -> JobState:
         api = self._brief

@@ -10,16 +10,15 @@ from pathlib import Path
 
 from marin_dagster.failure import judge_exit
 from marin_dagster.launch.base import Job, JobState
+from marin_dagster.launch.logs import last_lines
 from marin_dagster.memory import oom_kills
 from marin_dagster.process import KILL_SECONDS
-
-TAIL_BYTES = 64 * 1024  # of a log, enough for its last lines
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalJob:
     keeper: subprocess.Popen = field(repr=False)  # ends as the job's command did
-    log: str
+    log: Path
     oom_kills: int  # of the control group when the job began
 
 
@@ -33,13 +32,15 @@ class LocalLauncher:
         self._grace_seconds = grace_seconds
 
     def preflight(self, job: Job) -> list[str]:
-        return []
+        if job.processes == 1:
+            return []
+        return [f"processes={job.processes}, but a job on this machine is one process; use 1"]
 
     def submit(self, job: Job) -> LocalJob:
-        log_path = os.path.join(job.logs, "0000.log")
-        Path(job.logs).mkdir(parents=True, exist_ok=True)
+        path = Path(job.logs) / "0000.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
         keeper = [sys.executable, "-m", "marin_dagster.launch.keeper", str(self._grace_seconds)]
-        with open(log_path, "ab") as log:
+        with open(path, "ab") as log:
             process = subprocess.Popen(
                 [*keeper, *job.command],
                 env={**os.environ, **job.environment},
@@ -48,7 +49,7 @@ class LocalLauncher:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # a terminal's Ctrl-C is for this process alone
             )
-        return LocalJob(keeper=process, log=log_path, oom_kills=oom_kills())
+        return LocalJob(keeper=process, log=path, oom_kills=oom_kills())
 
     def state(self, handle: LocalJob) -> JobState:
         code = handle.keeper.poll()
@@ -73,6 +74,4 @@ class LocalLauncher:
                 handle.keeper.wait(2 * KILL_SECONDS)
 
     def logs(self, handle: LocalJob, process: int = 0, lines: int = 50) -> list[str]:
-        with open(handle.log, "rb") as file:
-            file.seek(max(0, os.path.getsize(handle.log) - TAIL_BYTES))
-            return file.read().decode(errors="replace").splitlines()[-lines:]
+        return last_lines(handle.log, lines)

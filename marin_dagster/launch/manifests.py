@@ -4,15 +4,13 @@ Hosts with GPUs or CPUs are the pods of an Indexed Job behind a headless Service
 slice those of a JobSet. Nothing is ever restarted: new tries belong to whoever submits.
 """
 
-import hashlib
-import json
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from marin_dagster.launch.base import Job
+from marin_dagster.launch.names import digest_of, dns_label
 
 PORT = 8476  # where process 0 listens
 CONTAINER = "worker"
@@ -81,14 +79,11 @@ class KubernetesSettings:
 
 def name_of(job: Job, settings: KubernetesSettings) -> str:
     """A name for this job alone: whoever submits it again, finds it."""
-    slug = re.sub(r"[^a-z0-9]+", "-", job.name.lower())[:SLUG_CHARACTERS].strip("-")
-    return f"m-{slug}-{digest_of(job, settings)}"
+    return dns_label(job, _digest(job, settings), most=SLUG_CHARACTERS)
 
 
-def digest_of(job: Job, settings: KubernetesSettings) -> str:
-    parts = [job.name, job.logs, [*job.command], sorted(job.environment.items()), job.processes]
-    text = json.dumps([*parts, settings.image])
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+def _digest(job: Job, settings: KubernetesSettings) -> str:
+    return digest_of(job, settings.image)
 
 
 def is_slice(job: Job) -> bool:
@@ -160,7 +155,7 @@ def node_labels(job: Job, settings: KubernetesSettings) -> dict[str, str]:
 
 
 def _metadata(job: Job, settings: KubernetesSettings, name: str) -> Manifest:
-    labels = {NAME_LABEL: name, DIGEST: digest_of(job, settings)}
+    labels = {NAME_LABEL: name, DIGEST: _digest(job, settings)}
     if settings.queue is not None:
         labels[QUEUE_LABEL] = settings.queue
     return {"name": name, "namespace": settings.namespace, "labels": labels}

@@ -67,7 +67,7 @@ def seconds_of(timestamp: str) -> float:
 def _failed(condition: Object, pods: Sequence[Object]) -> JobState:
     """The pod that failed first is why; others were ended because of it.
 
-    A pod that is gone, or was never there, has left only what the job says.
+    A pod that is gone, or was never there, has left only what the job says, and that names it.
     """
     causes = sorted((_cause(pod) for pod in pods), key=lambda cause: cause[0])
     if causes and causes[0][0][0] < _NOT_FAILED:
@@ -75,7 +75,8 @@ def _failed(condition: Object, pods: Sequence[Object]) -> JobState:
         return JobState(done=True, reason=reason, evidence=evidence)
     words = f"{condition.get('reason', '')}: {condition.get('message', '')}"
     reason = "preempted" if "DisruptionTarget" in words else "killed"
-    return JobState(done=True, reason=reason, evidence={"kubernetes": words})
+    place = next((place_of(pod) for pod in pods if pod["metadata"]["name"] in words), {})
+    return JobState(done=True, reason=reason, evidence={**place, "kubernetes": words})
 
 
 _DISRUPTED, _EXITED, _NOT_FAILED = 0, 1, 2

@@ -9,9 +9,7 @@ its submitter died, is found and not started twice.
 
 import contextlib
 import dataclasses
-import hashlib
 import json
-import math
 import os
 import re
 import shutil
@@ -25,6 +23,9 @@ import fsspec
 
 from marin_dagster.failure import judge_exit
 from marin_dagster.launch.base import Job, JobState
+from marin_dagster.launch.logs import last_lines
+from marin_dagster.launch.names import digest_of
+from marin_dagster.launch.polled import Polled
 from marin_dagster.launch.slurm_script import SlurmSettings, script
 from marin_dagster.recipe import StageError
 
@@ -33,7 +34,6 @@ CALL_SECONDS = 30.0  # a client of a controller that is away gives up by itself,
 END_SECONDS = 2.0  # until the controller has heard that the processes of a job have ended
 KILL_SECONDS = 10.0  # Slurm looks after 1, 3 and 7 s whether what it has killed is gone
 POLL_SECONDS = 0.1  # of a job that is being cancelled
-TAIL_BYTES = 64 * 1024  # of a log, enough for its last lines
 AWAY = re.compile(
     r"Unable to contact slurm controller|Socket timed out|Connection (refused|timed out|reset)|"
     r"Zero Bytes were transmitted|Unable to establish control|in standby mode",
@@ -97,7 +97,7 @@ class SlurmLauncher:
 
     def __init__(self, settings: SlurmSettings):
         self._settings = settings
-        self._known: dict[str, tuple[float, JobState]] = {}  # by handle; when it was asked
+        self._polled = Polled(settings.poll_seconds)
 
     def preflight(self, job: Job) -> list[str]:
         """What is missing: programs, the controller, and what Slurm says against the job."""
@@ -118,7 +118,7 @@ class SlurmLauncher:
         Raises StageError with Slurm's own words when it refuses, and when the controller does not
         answer for `patience_seconds`.
         """
-        name = re.sub(r"[^A-Za-z0-9._-]", "-", f"{job.name}-{_digest(job)}")
+        name = re.sub(r"[^A-Za-z0-9._-]", "-", f"{job.name}-{digest_of(job)}")
         folder = Path(self._settings.folder).absolute() / name
         handle = _Handle(
             job="", name=name, folder=str(folder), logs=job.logs, processes=job.processes
@@ -135,18 +135,8 @@ class SlurmLauncher:
 
     def state(self, handle: str) -> JobState:
         """Asks the controller, at most every `poll_seconds` while the job runs."""
-        found = _Handle.of(handle)
-        asked, known = self._known.get(handle, (-math.inf, JobState(done=False)))
-        ended = Path(found.folder, "ended").exists()
-        recent = time.monotonic() - asked < self._settings.poll_seconds
-        if known.done or (recent and not ended):
-            return known
-        try:
-            known = _state(found)
-        except _Away as error:
-            known = JobState(done=False, waits=str(error))
-        self._known[handle] = time.monotonic(), known
-        return known
+        ended = Path(_Handle.of(handle).folder, "ended").exists()
+        return self._polled.state(handle, _ask, at_once=ended)
 
     def dump_stacks(self, handle: str) -> None:
         """Asks `slurm_rank` on every node to tell its process; all others take no notice."""
@@ -175,10 +165,8 @@ class SlurmLauncher:
         """The last lines of a process, or of the script when the process has printed nothing."""
         found = _Handle.of(handle)
         for path in (found.local_logs / f"{process:04d}.log", Path(found.folder, "job.log")):
-            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-                file.seek(max(0, path.stat().st_size - TAIL_BYTES))
-                if tail := file.read().decode(errors="replace").splitlines()[-lines:]:
-                    return tail
+            if tail := last_lines(path, lines):
+                return tail
         return []
 
     def _submit(self, name: str, folder: Path, again: bool) -> str:
@@ -198,7 +186,7 @@ class SlurmLauncher:
                 raise StageError(
                     "bad_input",
                     f"Slurm refused {name}: {_words(done)}; see {folder}/job.sbatch, and set "
-                    "MARIN_SLURM_* to what `sinfo` and `sacctmgr show assoc` list",
+                    "partition, account and qos to what `sinfo` and `sacctmgr show assoc` list",
                 )
             return done.stdout.strip().split(";")[0]
 
@@ -220,6 +208,13 @@ class SlurmLauncher:
             else:
                 return ""
         return f"it is {facts['JobState']} on {facts.get('NodeList', 'no node')}"
+
+
+def _ask(handle: str) -> JobState:
+    try:
+        return _state(_Handle.of(handle))
+    except _Away as error:
+        return JobState(done=False, waits=str(error))
 
 
 def _state(found: _Handle) -> JobState:
@@ -350,11 +345,6 @@ def _call(*words: str, text: str | None = None) -> subprocess.CompletedProcess[s
 
 def _words(done: subprocess.CompletedProcess[str]) -> str:
     return " ".join(done.stderr.split()) or f"exit status {done.returncode}"
-
-
-def _digest(job: Job) -> str:
-    text = json.dumps(dataclasses.asdict(job), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def _write_private(path: Path, text: str) -> None:

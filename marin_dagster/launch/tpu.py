@@ -7,7 +7,6 @@ again, because the answer was lost or the submitter died, is found.
 """
 
 import json
-import math
 import time
 import uuid
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from google.cloud.tpu_v2.services.tpu.transports.rest import TpuRestTransport
 
 from marin_dagster.failure import judge_status
 from marin_dagster.launch.base import Job, JobState
+from marin_dagster.launch.polled import Polled
 from marin_dagster.launch.tpu_checks import missing
 from marin_dagster.launch.tpu_script import DIGEST, TpuSettings, name_of, queued_resource
 from marin_dagster.recipe import StageError
@@ -68,7 +68,7 @@ class TpuLauncher:
     def __init__(self, settings: TpuSettings):
         self._settings = settings
         self._opened: tpu_v2.TpuClient | None = None
-        self._known: dict[str, tuple[float, JobState]] = {}  # by handle; when it was asked
+        self._polled = Polled(settings.poll_seconds)
 
     def preflight(self, job: Job) -> list[str]:
         """What is missing: credentials, the zone, type and image of the hosts, the bucket.
@@ -97,15 +97,7 @@ class TpuLauncher:
 
     def state(self, handle: str) -> JobState:
         """Asks the bucket and the API, at most every `poll_seconds`."""
-        asked, known = self._known.get(handle, (-math.inf, JobState(done=False)))
-        if known.done or time.monotonic() - asked < self._settings.poll_seconds:
-            return known
-        try:
-            known = self._state(_Handle.of(handle))
-        except (_Away, StorageError) as error:
-            known = JobState(done=False, waits=f"Cloud TPU does not answer: {error}")
-        self._known[handle] = time.monotonic(), known
-        return known
+        return self._polled.state(handle, self._ask)
 
     def dump_stacks(self, handle: str) -> None:
         """Orders all hosts to send SIGUSR1; returns when their logs have the stacks."""
@@ -133,6 +125,12 @@ class TpuLauncher:
         """The last lines of a process, as far as its host has written them to the bucket."""
         saved = Storage(_Handle.of(handle).logs).read(f"{process:04d}.log") or b""
         return saved.decode(errors="replace").splitlines()[-lines:]
+
+    def _ask(self, handle: str) -> JobState:
+        try:
+            return self._state(_Handle.of(handle))
+        except (_Away, StorageError) as error:
+            return JobState(done=False, waits=f"Cloud TPU does not answer: {error}")
 
     def _state(self, found: _Handle) -> JobState:
         storage = Storage(found.logs)

@@ -1,8 +1,6 @@
 """Turns a job and a project's settings into a queued resource, whose hosts start the job."""
 
-import hashlib
 import json
-import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +9,7 @@ from google.cloud import tpu_v2
 
 from marin_dagster.launch import tpu_host
 from marin_dagster.launch.base import Job
+from marin_dagster.launch.names import digest_of, dns_label
 
 PORT = 8476  # where process 0 listens
 DIGEST = "marin-digest"  # label
@@ -72,14 +71,11 @@ class TpuSettings:
 
 def name_of(job: Job, settings: TpuSettings) -> str:
     """A name for this job alone: whoever submits it again, finds it."""
-    slug = re.sub(r"[^a-z0-9]+", "-", job.name.lower())[:SLUG_CHARACTERS].strip("-")
-    return f"m-{slug}-{digest_of(job, settings)}"
+    return dns_label(job, _digest(job, settings), most=SLUG_CHARACTERS)
 
 
-def digest_of(job: Job, settings: TpuSettings) -> str:
-    parts = [job.name, job.logs, [*job.command], sorted(job.environment.items()), job.processes]
-    text = json.dumps([*parts, job.host.accelerator, settings.parent, settings.setup])
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+def _digest(job: Job, settings: TpuSettings) -> str:
+    return digest_of(job, settings.parent, settings.setup)
 
 
 def queued_resource(job: Job, settings: TpuSettings) -> tpu_v2.QueuedResource:
@@ -89,7 +85,7 @@ def queued_resource(job: Job, settings: TpuSettings) -> tpu_v2.QueuedResource:
         accelerator_type=job.host.accelerator,
         runtime_version=settings.runtime_version,
         metadata={"startup-script": start_script(job, settings)},
-        labels={DIGEST: digest_of(job, settings)},
+        labels={DIGEST: _digest(job, settings)},
         network_config=tpu_v2.NetworkConfig(
             network=settings.network or "",
             subnetwork=settings.subnetwork or "",

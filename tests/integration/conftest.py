@@ -1,10 +1,12 @@
-"""The four places that a store may lie in, each real: a disk, memory, and two servers."""
+"""What several tests need: the four places that a store may lie in, and clusters of the tests."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
+from tests.fake_kubernetes import kubernetes_server
+from tests.fake_tpu import tpu_zone
 from tests.servers import (
     BUCKET,
     amazon_environment,
@@ -72,3 +74,17 @@ def open_place(request, kind: str, tmp_path, monkeypatch) -> Place:
     for name, value in found.environment().items():
         monkeypatch.setenv(name, value)
     return found
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    with kubernetes_server(tmp_path / "cluster") as fake:
+        yield fake
+
+
+@pytest.fixture
+def zone(google, tmp_path, monkeypatch):
+    for name, value in google_environment(google).items():
+        monkeypatch.setenv(name, value)
+    with tpu_zone(tmp_path / "zone", google) as found:
+        yield found

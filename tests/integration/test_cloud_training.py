@@ -9,14 +9,10 @@ import pytest
 
 from marin_dagster.launch.base import Job
 from marin_dagster.training.metrics import read_events, read_metrics
-from tests.fake_kubernetes import kubernetes_server
-from tests.fake_tpu import tpu_zone
 from tests.integration import test_kubernetes, test_tpu
 from tests.integration.test_kubernetes import end_of, until
 from tests.integration.trainee import STEPS, work_of
-from tests.servers import BUCKET, free_port, google_environment
-
-pytestmark = pytest.mark.slow
+from tests.servers import BUCKET, free_port
 
 COMMAND = [sys.executable, "-m", "tests.integration.trainee"]
 LIMIT_SECONDS = 300
@@ -46,20 +42,6 @@ def variables(tmp_path) -> dict[str, str]:
     """By which processes use what others have compiled."""
     least = "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"
     return {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"), least: "0"}
-
-
-@pytest.fixture
-def cluster(tmp_path):
-    with kubernetes_server(tmp_path / "cluster") as fake:
-        yield fake
-
-
-@pytest.fixture
-def zone(google, tmp_path, monkeypatch):
-    for name, value in google_environment(google).items():
-        monkeypatch.setenv(name, value)
-    with tpu_zone(tmp_path / "zone", google) as found:
-        yield found
 
 
 def test_a_preempted_training_goes_on_elsewhere_at_the_same_step(

@@ -10,9 +10,6 @@ from marin_dagster.launch.base import HostType, Job
 from marin_dagster.launch.kubernetes import KubernetesLauncher
 from marin_dagster.launch.manifests import KubernetesSettings
 from marin_dagster.recipe import StageError
-from tests.fake_kubernetes import kubernetes_server
-
-pytestmark = pytest.mark.slow
 
 PYTHON = [sys.executable, "-S", "-c"]
 SPEAK = "import os; print(*(os.environ.get('MARIN_' + name) for name in names), flush=True);"
@@ -30,12 +27,6 @@ STACKS = (
 SLICE = HostType(name="v5e-8", accelerator="tpu-v5-lite-podslice", accelerators=4, topology="2x4")
 GPU = HostType(name="h100", accelerator="nvidia-h100-80gb", accelerators=8)
 LIMIT_SECONDS = 60.0
-
-
-@pytest.fixture
-def cluster(tmp_path):
-    with kubernetes_server(tmp_path / "cluster") as fake:
-        yield fake
 
 
 @pytest.fixture
@@ -137,7 +128,7 @@ def test_an_evicted_pod_is_preempted_and_all_could_save(cluster, launcher, job, 
     cluster.disrupt(0)
     state = end_of(launcher, handle)
     assert state.reason == "preempted"
-    assert "lab" in str(state.evidence) or state.evidence["process"] == 0
+    assert state.evidence["process"] == 0
     launcher.cancel(handle)
     assert cluster.left() == []
 

@@ -11,21 +11,11 @@ from marin_dagster.launch.tpu import TpuLauncher
 from marin_dagster.launch.tpu_script import TpuSettings
 from marin_dagster.recipe import StageError
 from marin_dagster.storage import Storage
-from tests.fake_tpu import RUNTIME, tpu_zone
+from tests.fake_tpu import RUNTIME
 from tests.integration.test_kubernetes import SAVE, SPEAK, STACKS, end_of, until
-from tests.servers import BUCKET, google_environment
-
-pytestmark = pytest.mark.slow
+from tests.servers import BUCKET
 
 SLICE = HostType(name="v5e-8", accelerator="v5litepod-8", accelerators=4)
-
-
-@pytest.fixture
-def zone(google, tmp_path, monkeypatch):
-    for name, value in google_environment(google).items():
-        monkeypatch.setenv(name, value)
-    with tpu_zone(tmp_path / "zone", google) as found:
-        yield found
 
 
 @pytest.fixture

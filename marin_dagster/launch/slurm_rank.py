@@ -26,6 +26,7 @@ from marin_dagster.process import adopt_orphans, kill_descendants
 
 WATCHED = (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGURG)
 POLL_SECONDS = 0.1
+TOLD_SECONDS = 2.0  # Slurm signals the processes of a node one after the other
 
 
 def main(folder: Path, seconds: float, command: list[str]) -> int:
@@ -47,7 +48,8 @@ def main(folder: Path, seconds: float, command: list[str]) -> int:
         elif found is not None and found.si_signo in (signal.SIGINT, signal.SIGTERM):
             deadline = min(deadline, time.monotonic() + seconds)
     kill_descendants(os.getpid())
-    status, asked = worker.wait(), deadline < math.inf
+    status = worker.wait()
+    asked = deadline < math.inf or _was_told(TOLD_SECONDS if status == -signal.SIGTERM else 0.0)
     reason, evidence = judge_exit(status, oom_kills=oom_kills() - kills)
     place = {"process": process, "node": os.environ.get("SLURMD_NODENAME", "")}
     ending = {"status": status, "asked": asked, "time": time.time(), "reason": reason}
@@ -56,6 +58,11 @@ def main(folder: Path, seconds: float, command: list[str]) -> int:
         latest = time.monotonic() + seconds
         _wait_for_all(folder, int(os.environ["SLURM_NTASKS"]), min(deadline, latest))
     return status
+
+
+def _was_told(seconds: float) -> bool:
+    """Whether a signal to end has come for this process too, or comes soon."""
+    return signal.sigtimedwait((signal.SIGINT, signal.SIGTERM), seconds) is not None
 
 
 def _wait_for_all(folder: Path, processes: int, deadline: float) -> None:

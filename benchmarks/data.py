@@ -1,7 +1,7 @@
 """Measures the data stages beside their peers in one run: extraction, near copies, tokens, rows.
 
     python benchmarks/data.py --levanter levanter/bin/python --rensa rensa/bin/python \
-        --pages article-extraction-benchmark trafilatura/tests/cache --text store/text/site/dev/data
+        --pages article-extraction-benchmark trafilatura/tests --text FOLDER
 
 Every tool is a process of its own; each round runs all of them in random order. `extract_ratio`
 compares `ExtractText` by CPU time with the library alone that it asks first for a page,

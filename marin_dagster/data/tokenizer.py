@@ -4,13 +4,18 @@ import io
 import itertools
 import os
 import re
+import threading
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from marin_dagster.data.documents import Document, read_documents
 from marin_dagster.kinds import Documents, Tokenizer
 from marin_dagster.recipe import Context, Counts, StageError, Summary
+
+if TYPE_CHECKING:
+    import numpy as np
 
 MODEL_FILE = "tokenizer.model"
 UNK, BOS, EOS, PAD = "<unk>", "<s>", "</s>", "<pad>"
@@ -21,6 +26,7 @@ NUM_BYTES = 256
 LINE_CHARACTERS = 4_000  # longer lines are cut for training; at most 16,000 bytes of UTF-8
 SUMMARY_DOCUMENTS = 500
 _WORD = re.compile(r" *[^ ]+| +")
+ID_TYPE = "I"  # of ids in memory: 32 bits, unsigned
 KNOWN_WORDS = 1 << 20  # whose ids are kept at once
 WORD_CHARACTERS = 64  # longer ones are rarely seen again
 _CONTROL_SPELLING = re.compile("|".join(map(re.escape, CONTROL_PIECES)))
@@ -31,7 +37,7 @@ class TextTokenizer:
 
     Encoding yields no control ids, whatever the text spells. Decoding inverts it byte for byte.
     No piece of such a model has a space behind another character, so a text's ids are those of its
-    words, one after the other: words are encoded once and remembered.
+    words, one after the other: words are encoded once and remembered. Threads may share it.
     """
 
     def __init__(self, model: bytes):
@@ -44,7 +50,8 @@ class TextTokenizer:
             self._processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE_MARK.encode()
         ]
         self.vocab_size: int = self._processor.get_piece_size()
-        self._known: dict[str, list[int]] = {}  # ids of words
+        self._known: dict[str, bytes] = {}  # ids of words, as `ID_TYPE`
+        self._lock = threading.Lock()  # of what is known
         for piece in map(self.piece, range(self.vocab_size)):
             if SPACE_MARK in piece.lstrip(SPACE_MARK):
                 raise ValueError(f"piece {piece!r} goes on after a space; train the tokenizer here")
@@ -61,27 +68,30 @@ class TextTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, without control ids. Raises ValueError for a lone surrogate."""
-        return self.encode_batch([text])[0]
+        return self.encode_batch([text])[0].tolist()
 
-    def encode_batch(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
-        """Ids of every text, without control ids; the result does not depend on `threads`."""
+    def encode_batch(self, texts: Sequence[str]) -> list["np.ndarray"]:
+        """Ids of every text as arrays, without control ids. Raises ValueError as `encode` does."""
+        import numpy as np
+
         words = [_WORD.findall(text) for text in texts]
-        if len(self._known) > KNOWN_WORDS:
-            self._known.clear()
-        new = [*set(itertools.chain.from_iterable(words)).difference(self._known)]
-        self._known.update(zip(new, self._encode(new, threads), strict=True))
-        ids_of = self._known.__getitem__
-        rows = [[*itertools.chain.from_iterable(map(ids_of, row))] for row in words]
-        for word in new:
-            if len(word) > WORD_CHARACTERS:
-                del self._known[word]
-        return rows
+        with self._lock:
+            if len(self._known) > KNOWN_WORDS:
+                self._known.clear()
+            new = [*set(itertools.chain.from_iterable(words)).difference(self._known)]
+            packed = (array(ID_TYPE, ids).tobytes() for ids in self._encode(new))
+            self._known.update(zip(new, packed, strict=True))
+            rows = [b"".join(map(self._known.__getitem__, row)) for row in words]
+            for word in new:
+                if len(word) > WORD_CHARACTERS:
+                    del self._known[word]
+        return [np.frombuffer(row, ID_TYPE) for row in rows]
 
     def encode_prompt(self, text: str) -> list[int]:
         """The ids that a model continues: the beginning-of-text id, then the text."""
         return [self.bos_id, *self.encode(text)]
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: "Sequence[int] | np.ndarray") -> str:
         """The text of ids; control ids add nothing, bytes that are not UTF-8 become U+FFFD."""
         return self._processor.decode([int(i) for i in ids])
 
@@ -100,10 +110,10 @@ class TextTokenizer:
                 plain.append(token)
         return shown + self.decode(plain)
 
-    def _encode(self, words: list[str], threads: int) -> list[list[int]]:
+    def _encode(self, words: list[str]) -> list[list[int]]:
         try:
-            rows = self._processor.encode(words, num_threads=threads)
-        except (RuntimeError, UnicodeEncodeError) as error:
+            rows = self._processor.encode(words, num_threads=1)
+        except (RuntimeError, TypeError, UnicodeEncodeError) as error:
             raise ValueError(
                 f"a text cannot be encoded as UTF-8 ({error}); pass it through clean_text"
             ) from error

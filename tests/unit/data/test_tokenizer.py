@@ -1,5 +1,7 @@
 """The tokenizer loses no byte, yields no control id from text, and says why it cannot be made."""
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -79,10 +81,26 @@ def test_memory_of_words_is_bounded(tokenizer, monkeypatch):
         assert long not in fresh._known
 
 
-def test_batches_and_threads_change_nothing(tokenizer):
+def test_batches_change_nothing(tokenizer):
     texts = [text(i) for i in range(50)]
     one_by_one = [tokenizer.encode(content) for content in texts]
-    assert tokenizer.encode_batch(texts, threads=3) == one_by_one
+    assert [ids.tolist() for ids in tokenizer.encode_batch(texts)] == one_by_one
+
+
+def test_threads_may_share_a_tokenizer(tokenizer, monkeypatch):
+    monkeypatch.setattr("marin_dagster.data.tokenizer.KNOWN_WORDS", 3)  # forgets all the time
+    shared = TextTokenizer(tokenizer._processor.serialized_model_proto())
+    long = "x" * 100
+    texts = [f"{text(i)} {long} {i % 7}" for i in range(60)]
+    expected = [tokenizer.encode(content) for content in texts]
+    old = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda _: [shared.encode(one) for one in texts], range(8)))
+    finally:
+        sys.setswitchinterval(old)
+    assert all(ids == expected for ids in found)
 
 
 def test_digits_stand_alone(tokenizer):

@@ -10,6 +10,7 @@ from typing import Any
 
 from datatrove.pipeline.base import PipelineStep
 
+from marin_dagster.data.compression import tally_compression
 from marin_dagster.data.documents import scan_rows
 from marin_dagster.data.pipeline import Drop
 from marin_dagster.data.shard_steps import Ledger
@@ -98,6 +99,7 @@ class TokenizeShard(PipelineStep):
             weights=found.weights,
         )
         ledger.document_kept(source, len(text))
+        tally_compression(ledger.tally, row, len(text.encode()), len(found.ids))
         if spelled := count_control_spellings(text):
             ledger.tally("text", "control_spellings", spelled)
 

@@ -5,11 +5,12 @@ evaluation and chat all begin alike. No text yields a control id, whatever it sp
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from marin_dagster.data.compression import compression_tables
 from marin_dagster.data.documents import shard_paths
 from marin_dagster.data.tokenizer import TextTokenizer, load_tokenizer
 from marin_dagster.kinds import Conversations, Documents, TokenCache, Tokenizer
@@ -52,7 +53,7 @@ class TokenizeDocuments(TokenCache):
         return Summary(
             numbers=_numbers(reader, report),
             counts=report.counts,
-            tables={"Document lengths": _length_table(reader), **report.tables()},
+            tables={"Document lengths": _length_table(reader), **_tables(report)},
         )
 
 
@@ -94,7 +95,7 @@ class TokenizeConversations(TokenCache):
         return Summary(
             numbers={**_numbers(reader, report), "supervised_share": round(share, 4)},
             counts=replace(report.counts, unit="conversations"),
-            tables={"Conversation lengths": _length_table(reader), **report.tables()},
+            tables={"Conversation lengths": _length_table(reader), **_tables(report)},
             notes={"One conversation as it is trained on": _example(reader, tokenizer)},
         )
 
@@ -184,6 +185,10 @@ def _numbers(reader: "TokenCacheReader", report: "MapReport") -> dict[str, Any]:
         "bytes_per_token": round(reader.text_bytes / reader.num_tokens, 4),
         "control_spellings": spelled,
     }
+
+
+def _tables(report: "MapReport") -> dict[str, Sequence[Mapping[str, Any]]]:
+    return {**compression_tables(report.tallies), **report.tables()}
 
 
 def _length_table(reader: "TokenCacheReader") -> list[dict[str, Any]]:

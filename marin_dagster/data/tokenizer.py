@@ -1,15 +1,18 @@
 """Turns documents into a tokenizer, and text into token ids and back without losing a byte."""
 
+import heapq
 import io
 import itertools
 import os
 import re
 import threading
 from array import array
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from marin_dagster.data.compression import compression_tables, tally_compression
 from marin_dagster.data.documents import Document, read_documents
 from marin_dagster.kinds import Documents, Tokenizer
 from marin_dagster.recipe import Context, Counts, StageError, Summary
@@ -24,7 +27,7 @@ CONTROL_PIECES = (UNK, BOS, EOS, PAD, *CHAT_PIECES)  # ids 0 to 7, in this order
 SPACE_MARK = "\u2581"  # sentencepiece's stand-in for a space; as text it needs its bytes
 NUM_BYTES = 256
 LINE_CHARACTERS = 4_000  # longer lines are cut for training; at most 16,000 bytes of UTF-8
-SUMMARY_DOCUMENTS = 500
+SHOWN_DOCUMENTS, SHOWN_CHARACTERS = 2_000, 10_000  # whose compression is told
 _WORD = re.compile(r" *[^ ]+| +")
 ID_TYPE = "I"  # of ids in memory: 32 bits, unsigned
 KNOWN_WORDS = 1 << 20  # whose ids are kept at once
@@ -195,11 +198,13 @@ class TrainTokenizer(Tokenizer):
         with open(os.path.join(ctx.out, MODEL_FILE), "wb") as file:
             file.write(model)
         write_tokenizer_files(ctx.out, tokenizer)
+        tallies = _compress(sample.shown(), tokenizer)
+        size, tokens = (sum(tallies[f"{what} by source"].values()) for what in ("bytes", "tokens"))
         return Summary(
             numbers={
                 "vocab_size": tokenizer.vocab_size,
                 "sampled_bytes": sample.kept_bytes,
-                "bytes_per_token": round(_bytes_per_token(folders, tokenizer), 4),
+                "bytes_per_token": round(size / max(tokens, 1), 4),
                 "round_trip_strings": checked,
             },
             counts=Counts(
@@ -208,7 +213,7 @@ class TrainTokenizer(Tokenizer):
                 kept=sample.kept_documents,
                 dropped={"over_sample_bytes": sample.total_documents - sample.kept_documents},
             ),
-            tables={"Example splits": example_splits(tokenizer)},
+            tables={"Example splits": example_splits(tokenizer), **compression_tables(tallies)},
         )
 
 
@@ -258,12 +263,16 @@ def train_model(lines: Iterator[str], vocab_size: int) -> bytes:
 
 
 class _Sample:
-    """Documents within a byte budget, chosen by a hash of their ids, in input order."""
+    """Documents within a byte budget, chosen by a hash of their ids, in input order.
+
+    While they are read, those of the lowest hashes are kept, to be shown.
+    """
 
     def __init__(self, folders: Sequence[str], budget: int, seed: int):
         self._folders, self._budget, self._seed = folders, budget, seed
         self.total_documents = self.total_bytes = 0
         self.kept_documents = self.kept_bytes = 0
+        self._lowest: list[tuple[float, int, Document]] = []  # a heap, the highest hash first
         for document in self._all():
             self.total_documents += 1
             self.total_bytes += len(document["text"].encode())
@@ -278,7 +287,20 @@ class _Sample:
             if (share >= 1 or draw < share) and self.kept_bytes + size <= self._budget:
                 self.kept_documents += 1
                 self.kept_bytes += size
+                self._show(draw, document)
                 yield document
+
+    def shown(self) -> list[Document]:
+        """Documents of the sample, drawn without regard to order, with the beginning of texts."""
+        return [document for _, _, document in sorted(self._lowest)]
+
+    def _show(self, draw: float, document: Document) -> None:
+        cut: Document = {**document, "text": document["text"][:SHOWN_CHARACTERS]}
+        item = (-draw, self.kept_documents, cut)
+        if len(self._lowest) < SHOWN_DOCUMENTS:
+            heapq.heappush(self._lowest, item)
+        else:
+            heapq.heappushpop(self._lowest, item)
 
     def _all(self) -> Iterator[Document]:
         for folder in self._folders:
@@ -294,15 +316,17 @@ def _lines(sample: "_Sample", ctx: Context) -> Iterator[str]:
                 yield line[start : start + LINE_CHARACTERS]
 
 
-def _bytes_per_token(folders: Iterable[str], tokenizer: TextTokenizer) -> float:
-    """Bytes of text per token over the first documents of the inputs."""
-    size = tokens = 0
-    for count, document in enumerate(d for folder in folders for d in read_documents(folder)):
-        if count == SUMMARY_DOCUMENTS:
-            break
-        size += len(document["text"].encode())
-        tokens += len(tokenizer.encode(document["text"]))
-    return size / max(tokens, 1)
+def _compress(documents: Iterable[Document], tokenizer: TextTokenizer) -> dict[str, Counter[str]]:
+    """Bytes and tokens of documents, by source and by language."""
+    tallies: dict[str, Counter[str]] = defaultdict(Counter)
+
+    def tally(name: str, value: str, amount: int) -> None:
+        tallies[name][value] += amount
+
+    for document in documents:
+        size, ids = len(document["text"].encode()), tokenizer.encode(document["text"])
+        tally_compression(tally, document, size, len(ids))
+    return tallies
 
 
 def table_row(text: str, tokenizer: TextTokenizer) -> dict[str, Any]:

@@ -64,6 +64,10 @@ def test_every_document_is_there_between_bos_and_eos(root):
         ids = reader.document(index).tolist()
         assert ids == [tokenizer.bos_id, *tokenizer.encode(document["text"]), tokenizer.eos_id]
     assert summary.numbers["tokens"] == reader.num_tokens
+    told = {"bytes": reader.text_bytes, "tokens": reader.num_tokens}
+    told |= {"bytes_per_token": round(reader.text_bytes / reader.num_tokens, 4)}
+    assert summary.tables["Compression by source"] == [{"source": "toy", **told}]
+    assert summary.tables["Compression by language"] == [{"language": "unknown", **told}]
     assert reader.text_bytes == sum(len(d["text"].encode()) for d in documents)
 
 

@@ -1,5 +1,6 @@
 """The tokenizer loses no byte, yields no control id from text, and says why it cannot be made."""
 
+import dataclasses
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -135,6 +136,25 @@ def test_the_sample_keeps_to_its_budget_and_depends_on_the_seed(tmp_path):
         assert summary.counts.dropped["over_sample_bytes"] > 0
         kept.add((tmp_path / "artifacts" / recipe.address / "tokenizer.model").read_bytes())
     assert len(kept) == 2
+
+
+def test_compression_is_told_by_source_and_language(tmp_path, monkeypatch):
+    monkeypatch.setattr("marin_dagster.data.tokenizer.SHOWN_DOCUMENTS", 120)
+    inputs = [TextCorpus(name=name, version="dev", language=name) for name in ("en", "de")]
+    for corpus in inputs:
+        build(corpus, tmp_path)
+    recipe = dataclasses.replace(TOKENIZER, name="told", documents=tuple(inputs))
+    summary = build(recipe, tmp_path)
+    (by_source,), by_language = (
+        summary.tables[f"Compression by {by}"] for by in ("source", "language")
+    )
+    assert by_source["source"] == "toy"
+    assert by_source["bytes_per_token"] == summary.numbers["bytes_per_token"]
+    assert {row["language"] for row in by_language} == {"en", "de"}
+    assert sum(row["tokens"] for row in by_language) == by_source["tokens"]
+    tokenizer = load_tokenizer(str(tmp_path / "artifacts" / recipe.address))
+    every = sum(2 * len(tokenizer.encode(text(number))) for number in range(200))
+    assert 0.2 * every < by_source["tokens"] < 0.4 * every  # 120 of 400, whatever their input
 
 
 def test_too_large_a_vocabulary_is_refused_with_the_largest_that_fits(tmp_path):

@@ -16,7 +16,7 @@ from marin_dagster.data.pipeline import Drop
 from marin_dagster.data.shard_steps import Ledger
 from marin_dagster.data.token_cache import PartWriter
 from marin_dagster.data.token_encoders import Encoded, Encoder
-from marin_dagster.data.tokenizer import TextTokenizer, count_control_spellings, load_tokenizer
+from marin_dagster.data.tokenizer import TextTokenizer, load_tokenizer
 from marin_dagster.recipe import StageError
 
 BATCH_CHARACTERS = 1_000_000
@@ -100,7 +100,7 @@ class TokenizeShard(PipelineStep):
         )
         ledger.document_kept(source, len(text))
         tally_compression(ledger.tally, row, len(text.encode()), len(found.ids))
-        if spelled := count_control_spellings(text):
+        if spelled := tokenizer.count_control_spellings(text):
             ledger.tally("text", "control_spellings", spelled)
 
     def _drop(self, row: Any, reason: str) -> None:

@@ -6,9 +6,10 @@ import itertools
 import os
 import re
 import threading
+from abc import ABC, abstractmethod
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 MODEL_FILE = "tokenizer.model"
+IMPORTED_FILE = "tokenizer.json"  # of a tokenizer without `MODEL_FILE`
 UNK, BOS, EOS, PAD = "<unk>", "<s>", "</s>", "<pad>"
 CHAT_PIECES = ("<|system|>", "<|user|>", "<|assistant|>", "<|end|>")
 CONTROL_PIECES = (UNK, BOS, EOS, PAD, *CHAT_PIECES)  # ids 0 to 7, in this order
@@ -32,13 +34,81 @@ _WORD = re.compile(r" *[^ ]+| +")
 ID_TYPE = "I"  # of ids in memory: 32 bits, unsigned
 KNOWN_WORDS = 1 << 20  # whose ids are kept at once
 WORD_CHARACTERS = 64  # longer ones are rarely seen again
-_CONTROL_SPELLING = re.compile("|".join(map(re.escape, CONTROL_PIECES)))
 
 
-class TextTokenizer:
-    """Text to ids and back, over a sentencepiece model with byte fallback.
+class TextTokenizer(ABC):
+    """Text to ids and back.
 
     Encoding yields no control ids, whatever the text spells. Decoding inverts it byte for byte.
+    """
+
+    def __init__(
+        self,
+        *,
+        digest: str,
+        vocab_size: int,
+        control: Mapping[str, int],
+        bos: str,
+        eos: str,
+        pad: str,
+    ):
+        self.digest = digest
+        self.vocab_size = vocab_size
+        self.control = dict(control)  # ids of the pieces that no text yields
+        self.bos_id, self.eos_id, self.pad_id = (control[piece] for piece in (bos, eos, pad))
+        self._control_ids = frozenset(control.values())
+        self._first = {piece[0] for piece in control}  # characters
+        self._spelling = re.compile("|".join(map(re.escape, control)))
+
+    @abstractmethod
+    def token_id(self, piece: str) -> int:
+        """The id of a piece as it stands in the vocabulary; raises KeyError when it is absent."""
+
+    @abstractmethod
+    def encode_batch(self, texts: Sequence[str]) -> list["np.ndarray"]:
+        """Ids of every text as arrays, without control ids. Raises ValueError as `encode` does."""
+
+    @abstractmethod
+    def decode(self, ids: "Sequence[int] | np.ndarray") -> str:
+        """The text of ids; control ids add nothing, bytes that are not UTF-8 become U+FFFD."""
+
+    @abstractmethod
+    def piece(self, token: int) -> str:
+        """A piece as it stands in the vocabulary."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, without control ids. Raises ValueError for a lone surrogate."""
+        return self.encode_batch([text])[0].tolist()
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """The ids that a model continues: the beginning-of-text id, then the text."""
+        return [self.bos_id, *self.encode(text)]
+
+    def is_control(self, token: int) -> bool:
+        """Whether no text yields this id."""
+        return token in self._control_ids
+
+    def visible(self, ids: Sequence[int]) -> str:
+        """The text of ids with the control pieces spelled out: for people, not for encoding."""
+        shown, plain = "", []
+        for token in ids:
+            if self.is_control(token):
+                shown += self.decode(plain) + self.piece(token)
+                plain = []
+            else:
+                plain.append(token)
+        return shown + self.decode(plain)
+
+    def count_control_spellings(self, text: str) -> int:
+        """How often a text spells a control piece, such as `</s>`; it is encoded as plain text."""
+        if not any(character in text for character in self._first):
+            return 0
+        return len(self._spelling.findall(text))
+
+
+class SentencePieceTokenizer(TextTokenizer):
+    """A sentencepiece model with byte fallback, as `train_model` makes it.
+
     No piece of such a model has a space behind another character, so a text's ids are those of its
     words, one after the other: words are encoded once and remembered. Threads may share it.
     """
@@ -47,34 +117,32 @@ class TextTokenizer:
         import sentencepiece
         import xxhash
 
-        self.digest: str = xxhash.xxh3_128_hexdigest(model)
         self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         self._space_mark = [
             self._processor.piece_to_id(f"<0x{byte:02X}>") for byte in SPACE_MARK.encode()
         ]
-        self.vocab_size: int = self._processor.get_piece_size()
         self._known: dict[str, bytes] = {}  # ids of words, as `ID_TYPE`
         self._lock = threading.Lock()  # of what is known
+        super().__init__(
+            digest=xxhash.xxh3_128_hexdigest(model),
+            vocab_size=self._processor.get_piece_size(),
+            control={piece: self.token_id(piece) for piece in CONTROL_PIECES},
+            bos=BOS,
+            eos=EOS,
+            pad=PAD,
+        )
         for piece in map(self.piece, range(self.vocab_size)):
             if SPACE_MARK in piece.lstrip(SPACE_MARK):
                 raise ValueError(f"piece {piece!r} goes on after a space; train the tokenizer here")
-        self.bos_id = self.token_id(BOS)
-        self.eos_id = self.token_id(EOS)
-        self.pad_id = self.token_id(PAD)
 
     def token_id(self, piece: str) -> int:
-        """The id of a piece as it stands in the vocabulary; raises KeyError when it is absent."""
         found = self._processor.piece_to_id(piece)
         if found == self._processor.unk_id() and piece != UNK:
-            raise KeyError(f"piece {piece!r} is not in this vocabulary of {self.vocab_size}")
+            size = self._processor.get_piece_size()
+            raise KeyError(f"piece {piece!r} is not in this vocabulary of {size}")
         return found
 
-    def encode(self, text: str) -> list[int]:
-        """Ids of a text, without control ids. Raises ValueError for a lone surrogate."""
-        return self.encode_batch([text])[0].tolist()
-
     def encode_batch(self, texts: Sequence[str]) -> list["np.ndarray"]:
-        """Ids of every text as arrays, without control ids. Raises ValueError as `encode` does."""
         import numpy as np
 
         words = [_WORD.findall(text) for text in texts]
@@ -90,28 +158,12 @@ class TextTokenizer:
                     del self._known[word]
         return [np.frombuffer(row, ID_TYPE) for row in rows]
 
-    def encode_prompt(self, text: str) -> list[int]:
-        """The ids that a model continues: the beginning-of-text id, then the text."""
-        return [self.bos_id, *self.encode(text)]
-
     def decode(self, ids: "Sequence[int] | np.ndarray") -> str:
-        """The text of ids; control ids add nothing, bytes that are not UTF-8 become U+FFFD."""
         return self._processor.decode([int(i) for i in ids])
 
     def piece(self, token: int) -> str:
         """A piece as it stands in the vocabulary: U+2581 for a space, `<0x0A>` for a byte."""
         return self._processor.id_to_piece(int(token))
-
-    def visible(self, ids: Sequence[int]) -> str:
-        """The text of ids with the control pieces spelled out: for people, not for encoding."""
-        shown, plain = "", []
-        for token in ids:
-            if token < len(CONTROL_PIECES):
-                shown += self.decode(plain) + self.piece(token)
-                plain = []
-            else:
-                plain.append(token)
-        return shown + self.decode(plain)
 
     def _encode(self, words: list[str]) -> list[list[int]]:
         try:
@@ -136,15 +188,14 @@ class TextTokenizer:
 def load_tokenizer(folder: str) -> TextTokenizer:
     """The tokenizer of an artifact folder; raises StageError when its model is missing."""
     path = os.path.join(folder, MODEL_FILE)
-    if not os.path.isfile(path):
-        raise StageError("bad_input", f"{path} is missing; rebuild the tokenizer")
-    with open(path, "rb") as file:
-        return TextTokenizer(file.read())
+    if os.path.isfile(path):
+        with open(path, "rb") as file:
+            return SentencePieceTokenizer(file.read())
+    if os.path.isfile(os.path.join(folder, IMPORTED_FILE)):
+        from marin_dagster.data.tokenizer_import import ImportedTokenizer
 
-
-def count_control_spellings(text: str) -> int:
-    """How often a text spells a control piece, such as `</s>`; they are encoded as plain text."""
-    return len(_CONTROL_SPELLING.findall(text)) if "<" in text else 0
+        return ImportedTokenizer(folder)
+    raise StageError("bad_input", f"{path} is missing; rebuild the tokenizer")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +244,7 @@ class TrainTokenizer(Tokenizer):
             f"{sample.total_bytes:,} bytes; memory peaks at about seven times that"
         )
         model = train_model(_lines(sample, ctx), self.vocab_size)
-        tokenizer = TextTokenizer(model)
+        tokenizer = SentencePieceTokenizer(model)
         checked = check_round_trip(tokenizer)
         with open(os.path.join(ctx.out, MODEL_FILE), "wb") as file:
             file.write(model)

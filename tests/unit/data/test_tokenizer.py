@@ -14,9 +14,9 @@ from marin_dagster.data import tokenizer_gate
 from marin_dagster.data.tokenizer import (
     CONTROL_PIECES,
     MODEL_FILE,
+    SentencePieceTokenizer,
     TextTokenizer,
     TrainTokenizer,
-    count_control_spellings,
     load_tokenizer,
 )
 from marin_dagster.recipe import StageError
@@ -53,7 +53,7 @@ def test_a_literal_space_mark_is_not_a_space(tokenizer):
 def test_text_that_spells_control_pieces_stays_text(tokenizer):
     content = " ".join(CONTROL_PIECES)
     assert min(tokenizer.encode(content)) >= len(CONTROL_PIECES)
-    assert count_control_spellings(content) == len(CONTROL_PIECES)
+    assert tokenizer.count_control_spellings(content) == len(CONTROL_PIECES)
 
 
 def test_control_pieces_have_the_first_ids(tokenizer):
@@ -73,7 +73,7 @@ def test_words_that_are_remembered_have_the_ids_of_the_whole_text(root, tokenize
 
 def test_memory_of_words_is_bounded(tokenizer, monkeypatch):
     monkeypatch.setattr("marin_dagster.data.tokenizer.KNOWN_WORDS", 10)
-    fresh = TextTokenizer(tokenizer._processor.serialized_model_proto())
+    fresh = SentencePieceTokenizer(tokenizer._processor.serialized_model_proto())
     long = "x" * 1000
     for number in range(20):
         one = f"number {number} {long}"
@@ -90,7 +90,7 @@ def test_batches_change_nothing(tokenizer):
 
 def test_threads_may_share_a_tokenizer(tokenizer, monkeypatch):
     monkeypatch.setattr("marin_dagster.data.tokenizer.KNOWN_WORDS", 3)  # forgets all the time
-    shared = TextTokenizer(tokenizer._processor.serialized_model_proto())
+    shared = SentencePieceTokenizer(tokenizer._processor.serialized_model_proto())
     long = "x" * 100
     texts = [f"{text(i)} {long} {i % 7}" for i in range(60)]
     expected = [tokenizer.encode(content) for content in texts]
@@ -177,8 +177,8 @@ def test_an_empty_input_is_refused(tmp_path):
 
 
 def test_a_tokenizer_that_damages_text_does_not_pass_the_gate(tokenizer, monkeypatch):
-    monkeypatch.setattr(tokenizer_gate, "odd_strings", lambda: ["fine", "a b"])
-    monkeypatch.setattr(TextTokenizer, "decode", lambda self, ids: "fine")
+    monkeypatch.setattr(tokenizer_gate, "odd_strings", lambda control: ["fine", "a b"])
+    monkeypatch.setattr(SentencePieceTokenizer, "decode", lambda self, ids: "fine")
     with pytest.raises(StageError, match=r"1 of 2 strings do not survive.*'a b'"):
         tokenizer_gate.check_round_trip(tokenizer)
 

@@ -23,7 +23,7 @@ import numpy as np
 from candidate import Candidate
 
 from marin_dagster.data.stories import HELD_OUT, story
-from marin_dagster.data.tokenizer import TextTokenizer, train_model
+from marin_dagster.data.tokenizer import SentencePieceTokenizer, TextTokenizer, train_model
 from resources.launcher import CPU_MEMORY
 
 SIZES = {
@@ -89,7 +89,7 @@ def hero_learning_rate(sizes: dict[str, Any]) -> float:
 def _write_rows(folder: Path, steps: int) -> dict[str, str]:
     """Writes the rows that all read, in their order, and those that nobody trains on."""
     texts = (story(1, index).text for index in range(TOKENIZER_STORIES))
-    tokenizer = TextTokenizer(train_model(texts, SIZES["vocab_size"]))
+    tokenizer = SentencePieceTokenizer(train_model(texts, SIZES["vocab_size"]))
     paths = {"rows": folder / "rows.npy", "held_out": folder / "held_out.npy"}
     for (name, path), first in zip(paths.items(), (0, HELD_OUT), strict=True):
         count = steps * SIZES["batch_size"] if name == "rows" else HELD_OUT_ROWS

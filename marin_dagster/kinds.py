@@ -40,7 +40,7 @@ class Classifier(Recipe):
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenizer(Recipe):
-    """A tokenizer: `tokenizer.model` (sentencepiece), `tokenizer.json` and its configuration."""
+    """A tokenizer: `tokenizer.json` and its configuration; if trained here, `tokenizer.model`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -162,16 +162,23 @@ def scan_shard(
 
     `lines`: numbers of the only lines to look at.
     """
+    return scan_rows(path, parse_document, lines)
+
+
+def scan_rows(
+    path: str, parse: Callable[[bytes], Row], lines: Container[int] | None = None
+) -> Iterator[tuple[int, Row | ValueError]]:
+    """Like `scan_shard`, of rows that `parse` reads."""
     for number, line in enumerate(read_lines(path), start=1):
         if lines is not None and number not in lines:
             continue
         try:
-            document = parse_document(line)
+            row = parse(line)
         except ValueError as error:
             yield number, error
             continue
         escaped = b"\\u" in line  # only an escape can bring a NUL or a lone surrogate
-        yield number, cast(Document, _clean_strings(document)) if escaped else document
+        yield number, cast(Row, _clean_strings(row)) if escaped else row
 
 
 def read_documents(folder: str) -> Iterator[Document]:

@@ -30,6 +30,7 @@ MAX_EXAMPLES = 5
 JOB_FILE = "job.pickle"
 _POLL_SECONDS = 0.05
 _LOG_TAIL_BYTES = 2000
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS")  # of a worker
 
 Checksum = tuple[str, int, str]  # path, bytes, xxh3-128
 
@@ -132,7 +133,7 @@ def map_documents(
     paths = tuple(shard_paths(folder))
 
     def check(report: MapReport) -> None:
-        _refuse_too_many_errors(report, max_error_share, folder)
+        refuse_too_many_errors(report, max_error_share, folder)
         if report.kept == 0:
             reasons = ", ".join(f"{name} {count}" for name, count in report.dropped.items())
             kept = f"{ctx.recipe.address} kept 0 of {report.read} documents"
@@ -164,15 +165,38 @@ def map_shards(
     that an earlier attempt finished are taken over when input bytes and `identity` are the same.
     `check` raises StageError when the report is too bad to publish.
     """
+    done = run_shards(ctx, paths, make_pipeline, identity=identity)
+    check(done.report)
+    _publish(ctx, done, evidence_file)
+    return done.report
+
+
+@dataclass(frozen=True)
+class Done:
+    """Finished shards: what became of their documents, and their files below the work folder."""
+
+    work: str
+    files: Sequence[Sequence[str]]  # of each shard
+    report: MapReport
+
+
+def run_shards(
+    ctx: Context,
+    paths: Sequence[str],
+    make_pipeline: Callable[[str], list[Any]],
+    *,
+    identity: str,
+) -> Done:
+    """Like `map_shards`, for a caller that looks at the report and publishes by itself.
+
+    The last step of the pipeline saves the shard's ledger.
+    """
     inputs = [checksum(path) for path in paths]
     work = work_folder(ctx, "map", inputs, identity)
     _forget_unfinished(work, len(inputs))
     run_tasks(ctx, work, partial(make_pipeline, work), len(inputs))
     ledgers = [_read_ledger(work, shard, found) for shard, found in enumerate(inputs)]
-    report = _add_up(ledgers)
-    check(report)
-    _publish(ctx, work, ledgers, evidence_file)
-    return report
+    return Done(work, [list(ledger["files"]) for ledger in ledgers], _add_up(ledgers))
 
 
 def run_tasks(
@@ -232,7 +256,7 @@ class _Worker:
             os.remove(self._failure)
         command = [sys.executable, "-m", "marin_dagster.data.shard_worker", work, self._failure]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        environment |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environment |= dict.fromkeys(_THREADS, "1")
         with open(self._log, "wb") as log:
             self._process = subprocess.Popen(
                 [*command, str(tasks[0]), str(tasks[-1])],
@@ -378,7 +402,8 @@ def _add_up(ledgers: Iterable[Mapping[str, Any]]) -> MapReport:
     )
 
 
-def _refuse_too_many_errors(report: MapReport, max_error_share: float, folder: str) -> None:
+def refuse_too_many_errors(report: MapReport, max_error_share: float, folder: str) -> None:
+    """Raises StageError when more than this share of what was read could not be used."""
     failed = sum(report.errors.values())
     if failed > max_error_share * report.read:
         reasons = ", ".join(f"{name} {count}" for name, count in report.errors.items())
@@ -390,19 +415,16 @@ def _refuse_too_many_errors(report: MapReport, max_error_share: float, folder: s
         )
 
 
-def _publish(
-    ctx: Context, work: str, ledgers: Sequence[Mapping[str, Any]], evidence_file: str | None
-) -> None:
+def _publish(ctx: Context, done: Done, evidence_file: str | None) -> None:
     """Puts the finished shards where they are committed, and joins the evidence in shard order."""
     evidence: list[str] = []
-    for ledger in ledgers:
-        for name in ledger["files"]:
-            if name.startswith("evidence/"):
-                evidence.append(os.path.join(work, name))
-                continue
-            target = os.path.join(ctx.out, name)
-            os.makedirs(os.path.dirname(target), exist_ok=True)
-            shutil.copyfile(os.path.join(work, name), target)
+    for name in itertools.chain.from_iterable(done.files):
+        if name.startswith("evidence/"):
+            evidence.append(os.path.join(done.work, name))
+            continue
+        target = os.path.join(ctx.out, name)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        shutil.copyfile(os.path.join(done.work, name), target)
     if evidence_file:
         with open(os.path.join(ctx.out, evidence_file), "wb") as joined:
             for path in evidence:

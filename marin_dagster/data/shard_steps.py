@@ -48,10 +48,10 @@ class Ledger:
         self.read += 1
         self.sources.setdefault(source, [0, 0])[0] += 1
 
-    def document_kept(self, document: Document) -> None:
+    def document_kept(self, source: str, characters: int) -> None:
         self.kept += 1
-        self.characters += len(document["text"])
-        self.sources[document["source"]][1] += 1
+        self.characters += characters
+        self.sources[source][1] += 1
 
     def document_dropped(self, reason: str, where: str, source: str, text: str) -> None:
         self.dropped[reason] += 1
@@ -63,9 +63,23 @@ class Ledger:
         if self.errors[reason] <= MAX_EXAMPLES:
             self._show(reason, where, source, detail)
 
-    def tally(self, name: str, value: str) -> None:
+    def line_failed(self, path: str, number: int, error: ValueError) -> None:
+        """Counts a line of a shard that is no row."""
+        self.document_read("")
+        reason = "bad_json" if isinstance(error, json.JSONDecodeError) else "bad_row"
+        where = f"{os.path.basename(path)} line {number}"
+        self.document_failed(reason, where, "", str(error))
+
+    def tally(self, name: str, value: str, amount: int = 1) -> None:
         """Counts something that is neither a reason nor a source."""
-        self.tallies.setdefault(name, Counter())[value] += 1
+        self.tallies.setdefault(name, Counter())[value] += amount
+
+    def save(self, work: str, rank: int, files: Sequence[str]) -> None:
+        """Writes the ledger, with the checksums of the shard's files: the last act of a task."""
+        files = [*self.files, *files]
+        found = {path: checksum(os.path.join(work, path))[1:] for path in sorted(files)}
+        ledger = {name: value for name, value in vars(self).items() if name != "evidence"}
+        write_json(shard_file(work, "ledger", rank, ".json"), {**ledger, "files": found})
 
     def _show(self, reason: str, where: str, source: str, text: str) -> None:
         excerpt = " ".join(text[: 2 * _EXCERPT_CHARACTERS].split())[:_EXCERPT_CHARACTERS]
@@ -91,10 +105,7 @@ class ReadShard(PipelineStep):
         path = self._paths[rank]
         for number, document in scan_shard(path):
             if isinstance(document, ValueError):
-                self._ledger.document_read("")
-                reason = "bad_json" if isinstance(document, json.JSONDecodeError) else "bad_row"
-                where = f"{os.path.basename(path)} line {number}"
-                self._ledger.document_failed(reason, where, "", str(document))
+                self._ledger.line_failed(path, number, document)
                 continue
             self._ledger.document_read(document["source"])
             kept = {"document": document}
@@ -167,12 +178,12 @@ class WriteShard(PipelineStep):
                     value = piped.metadata["attributes"][attribute]
                     span = [[0, len(document["text"]), value]]
                     shards[attribute].write({"id": document["id"], "attributes": {attribute: span}})
-                self._ledger.document_kept(document)
+                self._ledger.document_kept(document["source"], len(document["text"]))
             complete = True
         finally:
             for shard in shards.values():
                 shard.close(complete=complete)
-        self._finish(rank, [*files.values(), self._write_evidence(rank)])
+        self._ledger.save(self._work, rank, [*files.values(), self._write_evidence(rank)])
 
     def _write_evidence(self, rank: int) -> str:
         path = os.path.join("evidence", f"{rank:05d}.jsonl")
@@ -181,9 +192,3 @@ class WriteShard(PipelineStep):
         with open(os.path.join(self._work, path), "w", encoding="utf-8") as file:
             file.writelines(lines)
         return path
-
-    def _finish(self, rank: int, files: Sequence[str]) -> None:
-        files = [*self._ledger.files, *files]
-        found = {path: checksum(os.path.join(self._work, path))[1:] for path in sorted(files)}
-        ledger = {name: value for name, value in vars(self._ledger).items() if name != "evidence"}
-        write_json(shard_file(self._work, "ledger", rank, ".json"), {**ledger, "files": found})

@@ -3,12 +3,18 @@
 `tokens.bin` holds the documents one after another, `offsets.bin` where each begins (int64, one more
 than there are documents), `weights.bin` an optional loss weight per token (float16),
 `provenance.jsonl.zst` the id, source, tokens and text bytes of each, `cache.json` the rest.
+
+A cache is joined from parts, each written by one worker: a folder with a stretch of `tokens.bin`
+and `weights.bin`, the lines of the provenance, and a `DOCUMENT` for each.
 """
 
+import itertools
 import json
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self
 
 import numpy as np
 import xxhash
@@ -19,7 +25,10 @@ from marin_dagster.recipe import StageError
 FORMAT_VERSION = 2
 META_FILE, TOKENS_FILE, OFFSETS_FILE = "cache.json", "tokens.bin", "offsets.bin"
 WEIGHTS_FILE, PROVENANCE_FILE = "weights.bin", "provenance.jsonl.zst"
+DOCUMENTS_FILE, ROWS_FILE = "documents.bin", "rows.jsonl"  # of a part
+DOCUMENT = np.dtype([("tokens", "<u4"), ("bytes", "<u8"), ("digest", "<u8")])
 WEIGHT_TYPE = np.dtype("<f2")
+_COPIED_BYTES = 1 << 20  # at once
 Packing = Literal["concatenated", "whole"]
 _KEYS = {
     "format_version": int,
@@ -41,6 +50,19 @@ _KEYS = {
 def id_type(vocab_size: int) -> np.dtype:
     """The narrowest unsigned type that holds every id of a vocabulary."""
     return np.dtype("<u2") if vocab_size <= 1 << 16 else np.dtype("<u4")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheHead:
+    """What `cache.json` says whatever the documents are."""
+
+    vocab_size: int
+    bos_id: int
+    eos_id: int
+    pad_id: int
+    tokenizer: str  # digest
+    packing: Packing
+    has_weights: bool
 
 
 class TokenCacheReader:
@@ -101,49 +123,21 @@ class TokenCacheReader:
         return np.memmap(path, dtype=dtype, mode="r", shape=(length,))
 
 
-class TokenCacheWriter:
-    """Writes a token cache document by document, then reads it back and compares."""
+class PartWriter:
+    """Writes one part of a token cache, document by document; as a context manager it closes."""
 
-    def __init__(
-        self,
-        out: str,
-        *,
-        vocab_size: int,
-        special_ids: Mapping[str, int],
-        tokenizer_digest: str,
-        packing: Packing,
-        weighted: bool = False,
-    ):
-        self._out = out
-        self._type = id_type(vocab_size)
-        self._meta: dict[str, Any] = {
-            "format_version": FORMAT_VERSION,
-            "id_type": self._type.str,
-            "vocab_size": vocab_size,
-            **special_ids,
-            "tokenizer": tokenizer_digest,
-            "packing": packing,
-            "has_weights": weighted,
-        }
-        self._offsets = [0]
-        self._digests: list[int] = []
-        self._text_bytes = 0
-        self._tokens = open(os.path.join(out, TOKENS_FILE), "wb")  # noqa: SIM115
-        self._weights = open(os.path.join(out, WEIGHTS_FILE), "wb") if weighted else None  # noqa: SIM115
-        self._rows = open(os.path.join(out, PROVENANCE_FILE), "wb")  # noqa: SIM115
-        self._provenance = zstandard.ZstdCompressor().stream_writer(self._rows, closefd=False)
-
-    @property
-    def num_documents(self) -> int:
-        return len(self._digests)
-
-    @property
-    def num_tokens(self) -> int:
-        return self._offsets[-1]
+    def __init__(self, folder: str, head: CacheHead):
+        os.makedirs(folder, exist_ok=True)
+        self._head, self._type = head, id_type(head.vocab_size)
+        self._documents: list[tuple[int, int, int]] = []
+        self._path = os.path.join(folder, DOCUMENTS_FILE)
+        names = [TOKENS_FILE, ROWS_FILE, *([WEIGHTS_FILE] if head.has_weights else [])]
+        self.files = (*names, DOCUMENTS_FILE)
+        self._open = {name: open(os.path.join(folder, name), "wb") for name in names}  # noqa: SIM115
 
     def write(
         self,
-        ids: Sequence[int],
+        ids: Sequence[int] | np.ndarray,
         *,
         document: str,
         source: str,
@@ -154,46 +148,68 @@ class TokenCacheWriter:
         wide = np.asarray(ids, np.int64)
         assert wide.size > 0
         assert wide.min() >= 0
-        assert wide.max() < self._meta["vocab_size"]
-        assert (weights is None) == (self._weights is None)
+        assert wide.max() < self._head.vocab_size
+        assert (weights is not None) == self._head.has_weights
         data = wide.astype(self._type).tobytes()
-        self._tokens.write(data)
-        if self._weights is not None:
-            assert weights is not None
-            assert len(weights) == len(ids)
+        self._open[TOKENS_FILE].write(data)
+        if weights is not None:
+            assert len(weights) == wide.size
             extra = np.asarray(weights, WEIGHT_TYPE).tobytes()
-            self._weights.write(extra)
+            self._open[WEIGHTS_FILE].write(extra)
             data += extra
-        row = {"id": document, "source": source, "tokens": len(ids), "bytes": text_bytes}
-        self._provenance.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
-        self._offsets.append(self._offsets[-1] + len(ids))
-        self._digests.append(xxhash.xxh3_64_intdigest(data))
-        self._text_bytes += text_bytes
+        row = {"id": document, "source": source, "tokens": wide.size, "bytes": text_bytes}
+        self._open[ROWS_FILE].write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+        self._documents.append((wide.size, text_bytes, xxhash.xxh3_64_intdigest(data)))
 
-    def close(self) -> TokenCacheReader:
-        """Completes the files, reads every document back through the reader, and returns it."""
-        self.release()
-        np.asarray(self._offsets, "<i8").tofile(os.path.join(self._out, OFFSETS_FILE))
-        self._meta |= {
-            "num_documents": self.num_documents,
-            "num_tokens": self.num_tokens,
-            "text_bytes": self._text_bytes,
-            "digest": xxhash.xxh3_128_hexdigest(np.asarray(self._digests, "<u8").tobytes()),
-        }
-        with open(os.path.join(self._out, META_FILE), "w", encoding="utf-8") as file:
-            json.dump(self._meta, file, indent=1)
-            file.write("\n")
-        reader = TokenCacheReader(self._out)
-        check_read_back(reader, self._digests)
-        return reader
+    def __enter__(self) -> Self:
+        return self
 
-    def release(self) -> None:
-        """Closes the open files; what was written stays incomplete unless `close` follows."""
-        if not self._rows.closed:
-            self._provenance.close()
-        for file in (self._tokens, self._weights, self._rows):
-            if file is not None:
-                file.close()
+    def __exit__(self, *_: object) -> None:
+        for file in self._open.values():
+            file.close()
+        np.array(self._documents, DOCUMENT).tofile(self._path)
+
+
+def join_parts(out: str, head: CacheHead, parts: Sequence[str]) -> TokenCacheReader:
+    """Makes a cache of the parts in these folders, in order; reads it back through the reader.
+
+    The parts stay. Raises StageError when they hold no document, or read back differently.
+    """
+    documents = np.concatenate(
+        [np.fromfile(os.path.join(part, DOCUMENTS_FILE), DOCUMENT) for part in parts]
+    )
+    offsets = np.zeros(len(documents) + 1, "<i8")
+    np.cumsum(documents["tokens"], out=offsets[1:])
+    offsets.tofile(os.path.join(out, OFFSETS_FILE))
+    for name in (TOKENS_FILE, *([WEIGHTS_FILE] if head.has_weights else [])):
+        with open(os.path.join(out, name), "wb") as file:
+            _append(parts, name, file)
+    with open(os.path.join(out, PROVENANCE_FILE), "wb") as file:
+        compressed = zstandard.ZstdCompressor().stream_writer(file, closefd=False)
+        _append(parts, ROWS_FILE, compressed)
+        compressed.close()
+    digests = np.ascontiguousarray(documents["digest"])
+    meta = {
+        "format_version": FORMAT_VERSION,
+        "id_type": id_type(head.vocab_size).str,
+        **asdict(head),
+        "num_documents": len(documents),
+        "num_tokens": int(offsets[-1]),
+        "text_bytes": int(documents["bytes"].sum()),
+        "digest": xxhash.xxh3_128_hexdigest(digests.tobytes()),
+    }
+    with open(os.path.join(out, META_FILE), "w", encoding="utf-8") as file:
+        json.dump(meta, file, indent=1)
+        file.write("\n")
+    reader = TokenCacheReader(out)
+    check_read_back(reader, digests.tolist())
+    return reader
+
+
+def _append(parts: Sequence[str], name: str, target: Any) -> None:
+    for part in parts:
+        with open(os.path.join(part, name), "rb") as file:
+            shutil.copyfileobj(file, target, _COPIED_BYTES)
 
 
 def check_read_back(reader: TokenCacheReader, digests: Sequence[int]) -> None:
@@ -204,10 +220,12 @@ def check_read_back(reader: TokenCacheReader, digests: Sequence[int]) -> None:
             f"{reader.folder} reads {reader.num_documents} of {len(digests)} written documents; "
             "the disk or the cache format is at fault, build it again",
         )
-    for index, digest in enumerate(digests):
-        data = reader.document(index).tobytes()
-        weights = reader.document_weights(index)
-        data += weights.tobytes() if weights is not None else b""
+    tokens, weights = np.asarray(reader.tokens), reader.weights
+    spans = itertools.pairwise(reader.offsets.tolist())
+    for index, ((start, stop), digest) in enumerate(zip(spans, digests, strict=True)):
+        data = tokens[start:stop].tobytes()
+        if weights is not None:
+            data += weights[start:stop].tobytes()
         if xxhash.xxh3_64_intdigest(data) != digest:
             raise StageError(
                 "error",

@@ -4,27 +4,24 @@ A document is `<s>`, its text, `</s>`: so the first token of a text is predicted
 evaluation and chat all begin alike. No text yields a control id, whatever it spells.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from marin_dagster.data.documents import (
-    Conversation,
-    Document,
-    read_conversations,
-    read_documents,
-)
-from marin_dagster.data.tokenizer import TextTokenizer, count_control_spellings, load_tokenizer
+from marin_dagster.data.compression import compression_tables
+from marin_dagster.data.documents import shard_paths
+from marin_dagster.data.tokenizer import TextTokenizer, load_tokenizer
 from marin_dagster.kinds import Conversations, Documents, TokenCache, Tokenizer
-from marin_dagster.recipe import Context, Counts, StageError, Summary
+from marin_dagster.recipe import Context, StageError, Summary
 
 if TYPE_CHECKING:
-    from marin_dagster.data.token_cache import TokenCacheReader, TokenCacheWriter
+    from marin_dagster.data.pipeline import MapReport
+    from marin_dagster.data.token_cache import TokenCacheReader
+    from marin_dagster.data.token_encoders import Encoder
 
-Split = Literal["train", "validation"]
-SPLIT_SEED = 20_240
-BATCH_CHARACTERS = 1_000_000
-CHECKED_TEXTS = 20  # documents that are decoded again and compared with their text
+MAX_ERROR_SHARE = 0.01  # of rows that cannot be read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +35,7 @@ class TokenizeDocuments(TokenCache):
 
     documents: Documents
     tokenizer: Tokenizer
-    split: Split = "train"
+    split: Literal["train", "validation"] = "train"
     validation_fraction: float = 0.0
 
     def __post_init__(self) -> None:
@@ -46,41 +43,18 @@ class TokenizeDocuments(TokenCache):
         _check_split(self.split, self.validation_fraction, self.address)
 
     def build(self, ctx: Context) -> Summary:
-        tokenizer = load_tokenizer(ctx.path(self.tokenizer))
-        counts = _Tally()
-        writer = _open_writer(ctx.out, tokenizer, weighted=False)
-        texts: list[str] = []
-        try:
-            kept = self._of_split(read_documents(ctx.path(self.documents)), counts)
-            for batch in _batches(kept):
-                encoded = tokenizer.encode_batch(
-                    [document["text"] for document in batch], ctx.placement.workers
-                )
-                for document, ids in zip(batch, encoded, strict=True):
-                    _write_document(writer, document, ids, tokenizer)
-                    counts.spelled += count_control_spellings(document["text"])
-                    if len(texts) < CHECKED_TEXTS:
-                        texts.append(document["text"])
-                ctx.progress(counts.read, tokens=writer.num_tokens)
-            reader = _finish(writer, counts, self.address)
-        finally:
-            writer.release()
-        _check_texts(reader, texts, tokenizer)
-        return Summary(
-            numbers={**_numbers(reader), "control_spellings": counts.spelled},
-            counts=counts.summary("documents", writer.num_documents),
-            tables={"Document lengths": _length_table(reader)},
-        )
+        """Encodes shards side by side, then joins what they made."""
+        from marin_dagster.data.token_encoders import DocumentEncoder
 
-    def _of_split(self, documents: Iterable[Document], counts: "_Tally") -> Iterator[Document]:
-        for document in documents:
-            counts.read += 1
-            if split_of(document["id"], self.validation_fraction) != self.split:
-                counts.drop("other_split")
-            elif not document["text"]:
-                counts.drop("empty")
-            else:
-                yield document
+        tokenizer = load_tokenizer(ctx.path(self.tokenizer))
+        encoder = DocumentEncoder(**_encoder_fields(ctx, self, tokenizer))
+        paths = shard_paths(ctx.path(self.documents))
+        reader, report = _tokenize(ctx, paths, encoder)
+        return Summary(
+            numbers=_numbers(reader, report),
+            counts=report.counts,
+            tables={"Document lengths": _length_table(reader), **_tables(report)},
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +69,7 @@ class TokenizeConversations(TokenCache):
     conversations: Conversations
     tokenizer: Tokenizer
     seq_len: int  # tokens per row of the training that reads this
-    split: Split = "train"
+    split: Literal["train", "validation"] = "train"
     validation_fraction: float = 0.0
 
     def __post_init__(self) -> None:
@@ -108,69 +82,22 @@ class TokenizeConversations(TokenCache):
             )
 
     def build(self, ctx: Context) -> Summary:
+        """Encodes shards side by side, then joins what they made."""
+        from marin_dagster.data.token_encoders import ConversationEncoder
+
         tokenizer = load_tokenizer(ctx.path(self.tokenizer))
-        counts = _Tally()
-        writer = _open_writer(ctx.out, tokenizer, weighted=True)
-        try:
-            for conversation in read_conversations(ctx.path(self.conversations)):
-                counts.read += 1
-                self._write(writer, conversation, tokenizer, counts)
-                ctx.progress(counts.read, unit="conversations", tokens=writer.num_tokens)
-            reader = _finish(writer, counts, self.address)
-        finally:
-            writer.release()
+        encoder = ConversationEncoder(**_encoder_fields(ctx, self, tokenizer), seq_len=self.seq_len)
+        paths = shard_paths(ctx.path(self.conversations), "conversations")
+        reader, report = _tokenize(ctx, paths, encoder)
         assert reader.weights is not None
         share = float(reader.weights.astype("f8").mean())
         check_supervised_share(share, self.address)
         return Summary(
-            numbers={
-                **_numbers(reader),
-                "supervised_share": round(share, 4),
-                "control_spellings": counts.spelled,
-            },
-            counts=counts.summary("conversations", writer.num_documents),
-            tables={"Conversation lengths": _length_table(reader)},
+            numbers={**_numbers(reader, report), "supervised_share": round(share, 4)},
+            counts=replace(report.counts, unit="conversations"),
+            tables={"Conversation lengths": _length_table(reader), **_tables(report)},
             notes={"One conversation as it is trained on": _example(reader, tokenizer)},
         )
-
-    def _write(
-        self,
-        writer: "TokenCacheWriter",
-        conversation: Conversation,
-        tokenizer: TextTokenizer,
-        counts: "_Tally",
-    ) -> None:
-        from marin_dagster.posttraining.chat import ROLES, render
-
-        messages = conversation["messages"]
-        written = [m["content"] for m in messages if m["role"] == "assistant"]
-        if split_of(conversation["id"], self.validation_fraction) != self.split:
-            counts.drop("other_split")
-        elif any(message["role"] not in ROLES for message in messages):
-            counts.drop("unknown_role")
-        elif not any(written):
-            counts.drop("no_assistant_turn")
-        else:
-            ids, weights = render(messages, tokenizer)
-            if len(ids) > self.seq_len:
-                counts.drop("longer_than_seq_len")
-                return
-            counts.spelled += sum(count_control_spellings(m["content"]) for m in messages)
-            writer.write(
-                ids,
-                document=conversation["id"],
-                source=conversation["source"],
-                text_bytes=sum(len(text.encode()) for text in written),
-                weights=weights,
-            )
-
-
-def split_of(document: str, validation_fraction: float) -> Split:
-    """The split of a document, from its id alone."""
-    import xxhash
-
-    draw = xxhash.xxh3_64_intdigest(document.encode(), seed=SPLIT_SEED) / 2**64
-    return "validation" if draw < validation_fraction else "train"
 
 
 def check_supervised_share(share: float, address: str) -> None:
@@ -183,20 +110,6 @@ def check_supervised_share(share: float, address: str) -> None:
         )
 
 
-class _Tally:
-    """What became of the rows of a stage."""
-
-    def __init__(self) -> None:
-        self.read = self.spelled = 0
-        self.dropped: dict[str, int] = {}
-
-    def drop(self, reason: str) -> None:
-        self.dropped[reason] = self.dropped.get(reason, 0) + 1
-
-    def summary(self, unit: str, kept: int) -> Counts:
-        return Counts(unit=unit, read=self.read, kept=kept, dropped=self.dropped)
-
-
 def _check_split(split: str, fraction: float, address: str) -> None:
     if split not in ("train", "validation"):
         raise ValueError(f"split={split!r} of {address} is neither 'train' nor 'validation'")
@@ -207,76 +120,75 @@ def _check_split(split: str, fraction: float, address: str) -> None:
         )
 
 
-def _open_writer(out: str, tokenizer: TextTokenizer, *, weighted: bool) -> "TokenCacheWriter":
-    from marin_dagster.data.token_cache import TokenCacheWriter
+def _encoder_fields(
+    ctx: Context,
+    recipe: TokenizeDocuments | TokenizeConversations,
+    tokenizer: TextTokenizer,
+) -> dict[str, Any]:
+    from marin_dagster.data.token_cache import CacheHead
 
-    return TokenCacheWriter(
-        out,
+    weighted = isinstance(recipe, TokenizeConversations)
+    head = CacheHead(
         vocab_size=tokenizer.vocab_size,
-        special_ids={
-            "bos_id": tokenizer.bos_id,
-            "eos_id": tokenizer.eos_id,
-            "pad_id": tokenizer.pad_id,
-        },
-        tokenizer_digest=tokenizer.digest,
+        bos_id=tokenizer.bos_id,
+        eos_id=tokenizer.eos_id,
+        pad_id=tokenizer.pad_id,
+        tokenizer=tokenizer.digest,
         packing="whole" if weighted else "concatenated",
-        weighted=weighted,
+        has_weights=weighted,
     )
+    return {
+        "tokenizer": ctx.path(recipe.tokenizer),
+        "head": head,
+        "split": recipe.split,
+        "validation_fraction": recipe.validation_fraction,
+    }
 
 
-def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
-    batch: list[Document] = []
-    size = 0
-    for document in documents:
-        batch.append(document)
-        size += len(document["text"])
-        if size >= BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+def _tokenize(
+    ctx: Context, paths: Sequence[str], encoder: "Encoder"
+) -> tuple["TokenCacheReader", "MapReport"]:
+    """Makes a part of each shard in worker processes, and one cache in ctx.out of all parts."""
+    from marin_dagster.data.pipeline import refuse_too_many_errors, run_shards
+    from marin_dagster.data.token_cache import join_parts
 
-
-def _write_document(
-    writer: "TokenCacheWriter", document: Document, ids: list[int], tokenizer: TextTokenizer
-) -> None:
-    writer.write(
-        [tokenizer.bos_id, *ids, tokenizer.eos_id],
-        document=document["id"],
-        source=document["source"],
-        text_bytes=len(document["text"].encode()),
-    )
-
-
-def _finish(writer: "TokenCacheWriter", counts: _Tally, address: str) -> "TokenCacheReader":
-    if writer.num_documents == 0:
-        reasons = ", ".join(f"{n} {reason}" for reason, n in counts.dropped.items()) or "no input"
+    address = ctx.recipe.address
+    make = partial(_pipeline, tuple(paths), encoder)
+    done = run_shards(ctx, paths, make, identity=encoder.identity())
+    refuse_too_many_errors(done.report, MAX_ERROR_SHARE, os.path.dirname(paths[0]))
+    if done.report.kept == 0:
+        dropped = done.report.dropped.items()
+        reasons = ", ".join(f"{n} {reason}" for reason, n in dropped) or "no input"
         raise StageError(
             "bad_input",
-            f"{address} kept 0 of {counts.read} documents: {reasons}; "
+            f"{address} kept 0 of {done.report.read} documents: {reasons}; "
             "check the input, the split and the lengths",
         )
-    return writer.close()
+    folders = [os.path.dirname(os.path.join(done.work, files[0])) for files in done.files]
+    return join_parts(ctx.out, encoder.head, folders), done.report
 
 
-def _check_texts(reader: "TokenCacheReader", texts: list[str], tokenizer: TextTokenizer) -> None:
-    for index, text in enumerate(texts):
-        if tokenizer.decode(reader.document(index).tolist()) != text:
-            raise StageError(
-                "error",
-                f"document {index} of {reader.folder} does not decode to its text; "
-                "the tokenizer is at fault, train it again",
-            )
+def _pipeline(paths: Sequence[str], encoder: "Encoder", work: str) -> list[Any]:
+    from marin_dagster.data.shard_steps import Ledger
+    from marin_dagster.data.token_steps import TokenizeShard
+
+    return [TokenizeShard(work, paths, encoder, Ledger())]
 
 
-def _numbers(reader: "TokenCacheReader") -> dict[str, Any]:
+def _numbers(reader: "TokenCacheReader", report: "MapReport") -> dict[str, Any]:
+    spelled = report.tallies.get("text", {}).get("control_spellings", 0)
     return {
         "documents": reader.num_documents,
         "tokens": reader.num_tokens,
         "text_bytes": reader.text_bytes,
         "vocab_size": reader.vocab_size,
         "bytes_per_token": round(reader.text_bytes / reader.num_tokens, 4),
+        "control_spellings": spelled,
     }
+
+
+def _tables(report: "MapReport") -> dict[str, Sequence[Mapping[str, Any]]]:
+    return {**compression_tables(report.tallies), **report.tables()}
 
 
 def _length_table(reader: "TokenCacheReader") -> list[dict[str, Any]]:

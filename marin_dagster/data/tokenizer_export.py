@@ -6,6 +6,7 @@ U+2581 falls back to its bytes, as it does in `TextTokenizer`.
 
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from marin_dagster.data.tokenizer import (
@@ -29,9 +30,14 @@ TOKENIZER_FILES = (
 
 def write_tokenizer_files(folder: str, tokenizer: TextTokenizer) -> None:
     """Writes `tokenizer.json` and its configuration beside the sentencepiece model."""
+    _write_json(folder, "tokenizer.json", tokenizer_json(tokenizer))
     special = {"bos_token": BOS, "eos_token": EOS, "pad_token": PAD, "unk_token": UNK}
+    write_configuration(folder, special)
+
+
+def write_configuration(folder: str, special: Mapping[str, str]) -> None:
+    """Writes what stands beside `tokenizer.json`, with the chat template; `special` by role."""
     files = {
-        "tokenizer.json": tokenizer_json(tokenizer),
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             **special,
@@ -39,12 +45,16 @@ def write_tokenizer_files(folder: str, tokenizer: TextTokenizer) -> None:
             "clean_up_tokenization_spaces": False,
             "chat_template": CHAT_TEMPLATE,
         },
-        "special_tokens_map.json": special,
+        "special_tokens_map.json": dict(special),
     }
     for name, content in files.items():
-        with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
-            json.dump(content, file, ensure_ascii=False, indent=1)
-            file.write("\n")
+        _write_json(folder, name, content)
+
+
+def _write_json(folder: str, name: str, content: Mapping[str, Any]) -> None:
+    with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+        json.dump(content, file, ensure_ascii=False, indent=1)
+        file.write("\n")
 
 
 def tokenizer_json(tokenizer: TextTokenizer) -> dict[str, Any]:

@@ -77,7 +77,8 @@ def _check_tokenizer(
 
 def _write_tokenizer(source: str, out: str, seq_len: int) -> None:
     for name in (MODEL_FILE, *TOKENIZER_FILES):
-        shutil.copyfile(os.path.join(source, name), os.path.join(out, name))
+        if name != MODEL_FILE or os.path.exists(os.path.join(source, name)):  # not of an import
+            shutil.copyfile(os.path.join(source, name), os.path.join(out, name))
     path = os.path.join(out, "tokenizer_config.json")
     with open(path, encoding="utf-8") as file:
         settings = json.load(file)

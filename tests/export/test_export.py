@@ -9,7 +9,7 @@ import pytest
 import safetensors.numpy
 import transformers
 
-from marin_dagster.data.tokenizer import count_control_spellings
+from marin_dagster.data.tokenizer import load_tokenizer
 from marin_dagster.data.tokenizer_gate import odd_strings
 from marin_dagster.evaluation.export import ExportHuggingFace
 from marin_dagster.evaluation.export_check import compare_with_transformers
@@ -19,7 +19,9 @@ from marin_dagster.posttraining.chat import render
 from marin_dagster.recipe import StageError
 from marin_dagster.training.model_files import to_host
 from tests.fake_context import build
+from tests.unit.data import corpus
 from tests.unit.data.corpus import TOKENIZER
+from tests.unit.data.test_tokenizer_import import END, imported, write_foreign
 from tests.unit.evaluation.models import SMALL, RandomModel
 
 # Two layers, of which the last is global; prompts are longer than the window.
@@ -48,6 +50,28 @@ def test_logits_of_other_models_equal_ours(exported, model):
         name=checkpoint.name, version="dev", checkpoint=checkpoint, tokenizer=TOKENIZER
     )
     assert build(export, exported.root).numbers["logits_max_difference"] <= 1e-4
+
+
+def test_an_imported_tokenizer_gives_equal_ids_from_source_to_export(exported, tmp_path):
+    foreign = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=write_foreign(tmp_path / "written"), bos_token=END, eos_token=END
+    )
+    foreign.save_pretrained(tmp_path / "saved")
+    recipe = imported(tmp_path / "saved")
+    checkpoint = RandomModel(name="imported", version="dev", model=DENSE, tokenizer=recipe)
+    export = ExportHuggingFace(
+        name="imported", version="dev", checkpoint=checkpoint, tokenizer=recipe
+    )
+    for one in (recipe, checkpoint):
+        build(one, exported.root)
+    assert build(export, exported.root).numbers["logits_max_difference"] <= 1e-4
+    folder = exported.root / "artifacts" / export.address
+    loaded = transformers.AutoTokenizer.from_pretrained(folder)
+    ours = load_tokenizer(str(exported.root / "artifacts" / recipe.address))
+    for number in range(20):
+        ids = foreign.encode(corpus.text(number), add_special_tokens=False)
+        assert loaded.encode(corpus.text(number)) == [ours.bos_id, *ids]
+        assert ours.encode(corpus.text(number)) == ids
 
 
 def test_every_value_of_the_model_is_in_the_file_once(exported):
@@ -95,7 +119,7 @@ def test_auto_tokenizer_gives_our_ids(exported):
     assert (loaded.bos_token_id, loaded.eos_token_id, loaded.pad_token_id) == (1, 2, 3)
     assert len(loaded) == exported.tokenizer.vocab_size
     for text in odd_strings():
-        if not count_control_spellings(text):
+        if not exported.tokenizer.count_control_spellings(text):
             ids = exported.tokenizer.encode(text)
             assert loaded.encode(text, add_special_tokens=False) == ids
             assert loaded.decode([1, *ids, 2], skip_special_tokens=True) == text

@@ -31,11 +31,13 @@ class TextCorpus(Documents):
     stage: ClassVar[str] = "raw"
     size: int = 200
     extra: tuple[str, ...] = ()
+    language: str = ""
 
     def build(self, ctx: Context) -> Summary:
         with DocumentWriter(ctx.out, shard_documents=64) as writer:
             for content in (*map(text, range(self.size)), *self.extra):
-                writer.write(new_document(content, source="toy"))
+                metadata = {"language": self.language}
+                writer.write(new_document(content, source="toy", metadata=metadata))
         return Summary(numbers={})
 
 

@@ -13,6 +13,7 @@ from marin_dagster.data.tokenizer import load_tokenizer
 from marin_dagster.recipe import StageError
 from tests.fake_context import FakeContext, build
 from tests.unit.data.corpus import TOKENIZER, build_tokenizer
+from tests.unit.data.toy_documents import in_this_process
 from tests.unit.training.test_pretrain import TRAIN
 
 
@@ -56,7 +57,8 @@ def test_chats_and_pages_are_drawn_too(tmp_path):
 
 def test_tokens_are_shown_as_the_model_reads_them(tmp_path):
     build_tokenizer(tmp_path)
-    build(TRAIN, tmp_path)
+    with in_this_process():
+        build(TRAIN, tmp_path)
     ctx = FakeContext(TRAIN, tmp_path)
     tokenizer = load_tokenizer(ctx.path(TOKENIZER))
     (row, *_) = draw(ctx.path(TRAIN), 2, 0, tokenizer)

@@ -1,16 +1,19 @@
 """A token cache reads back what was written, and refuses to be read when anything is amiss."""
 
 import json
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from marin_dagster.data.token_cache import (
+    CacheHead,
+    PartWriter,
     TokenCacheReader,
-    TokenCacheWriter,
     check_read_back,
     id_type,
+    join_parts,
 )
 from marin_dagster.recipe import StageError
 
@@ -25,20 +28,30 @@ def write_cache(
     packing="concatenated",
     weights=None,
     digest="t",
+    part_documents=1_000,
 ) -> TokenCacheReader:
-    folder.mkdir(parents=True, exist_ok=True)
-    writer = TokenCacheWriter(
-        str(folder),
+    head = CacheHead(
         vocab_size=vocab_size,
-        special_ids={"bos_id": 1, "eos_id": 2, "pad_id": 3},
-        tokenizer_digest=digest,
+        bos_id=1,
+        eos_id=2,
+        pad_id=3,
+        tokenizer=digest,
         packing=packing,
-        weighted=weights is not None,
+        has_weights=weights is not None,
     )
-    for number, ids in enumerate(documents):
-        row = None if weights is None else weights[number]
-        writer.write(ids, document=f"d{number}", source="toy", text_bytes=4 * len(ids), weights=row)
-    return writer.close()
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as work:
+        parts = []
+        for first in range(0, max(1, len(documents)), part_documents):
+            parts.append(f"{work}/{first}")
+            with PartWriter(parts[-1], head) as part:
+                for number, ids in list(enumerate(documents))[first : first + part_documents]:
+                    row = None if weights is None else weights[number]
+                    size = 4 * len(ids)
+                    part.write(
+                        ids, document=f"d{number}", source="toy", text_bytes=size, weights=row
+                    )
+        return join_parts(str(folder), head, parts)
 
 
 def test_documents_read_back_as_written(tmp_path):
@@ -62,9 +75,10 @@ def test_weights_are_kept_per_token(tmp_path):
     assert reader.document_weights(2).tolist() == weights[2]
 
 
-def test_equal_documents_give_equal_bytes(tmp_path):
-    for name in ("a", "b"):
-        write_cache(tmp_path / name)
+@pytest.mark.parametrize("weights", [None, [[0.5] * len(ids) for ids in DOCUMENTS]])
+def test_equal_documents_give_equal_bytes_in_whatever_parts(tmp_path, weights):
+    for name, size in (("a", 1), ("b", 2)):
+        write_cache(tmp_path / name, weights=weights, part_documents=size)
     for file in sorted((tmp_path / "a").iterdir()):
         assert file.read_bytes() == (tmp_path / "b" / file.name).read_bytes(), file.name
 

@@ -24,7 +24,9 @@ from tests.unit.data.corpus import (
     ChatCorpus,
     TextCorpus,
     build_tokenizer,
+    text,
 )
+from tests.unit.data.toy_documents import in_this_process
 
 TOKENS = TokenizeDocuments(name="toy", version="dev", documents=CORPUS, tokenizer=TOKENIZER)
 CHAT_TOKENS = TokenizeConversations(
@@ -37,10 +39,21 @@ def root(tmp_path_factory) -> Path:
     return build_tokenizer(tmp_path_factory.mktemp("tokenize"))
 
 
+@pytest.fixture
+def here():
+    with in_this_process():
+        yield
+
+
+def folder(root: Path, recipe) -> Path:
+    return root / "artifacts" / recipe.address
+
+
 def read(root: Path, recipe) -> TokenCacheReader:
-    return TokenCacheReader(str(root / "artifacts" / recipe.address))
+    return TokenCacheReader(str(folder(root, recipe)))
 
 
+@pytest.mark.usefixtures("here")
 def test_every_document_is_there_between_bos_and_eos(root):
     summary = build(TOKENS, root)
     reader = read(root, TOKENS)
@@ -51,19 +64,50 @@ def test_every_document_is_there_between_bos_and_eos(root):
         ids = reader.document(index).tolist()
         assert ids == [tokenizer.bos_id, *tokenizer.encode(document["text"]), tokenizer.eos_id]
     assert summary.numbers["tokens"] == reader.num_tokens
+    told = {"bytes": reader.text_bytes, "tokens": reader.num_tokens}
+    told |= {"bytes_per_token": round(reader.text_bytes / reader.num_tokens, 4)}
+    assert summary.tables["Compression by source"] == [{"source": "toy", **told}]
+    assert summary.tables["Compression by language"] == [{"language": "unknown", **told}]
     assert reader.text_bytes == sum(len(d["text"].encode()) for d in documents)
 
 
-def test_workers_do_not_change_the_bytes(root, tmp_path):
-    build(TOKENS, root)
+@pytest.mark.parametrize("recipe", [TOKENS, CHAT_TOKENS], ids=["documents", "chats"])
+def test_workers_and_parts_that_are_left_do_not_change_the_bytes(root, tmp_path, recipe):
+    with in_this_process():
+        build(recipe, root)
+    expected = {path.name: path.read_bytes() for path in folder(root, recipe).iterdir()}
     build_tokenizer(tmp_path)
-    build(TOKENS, tmp_path, placement=Placement(workers=3))
-    for file in sorted((root / "artifacts" / TOKENS.address).iterdir()):
-        assert (
-            file.read_bytes() == (tmp_path / "artifacts" / TOKENS.address / file.name).read_bytes()
-        )
+    made: dict[Path, int] = {}
+    for workers in (3, 1):
+        build(recipe, tmp_path, placement=Placement(workers=workers))
+        found = folder(tmp_path, recipe)
+        assert {path.name: path.read_bytes() for path in found.iterdir()} == expected
+        parts = sorted((tmp_path / "work").rglob("tokens.bin"))
+        if workers == 1:
+            again = [path.parent.name for path in parts if path.stat().st_mtime_ns != made[path]]
+            assert again == [parts[-1].parent.name]  # the one that was cut, no other
+        made = {path: path.stat().st_mtime_ns for path in parts}
+        parts[-1].write_bytes(parts[-1].read_bytes()[:-1])
 
 
+def test_bad_rows_and_texts_are_counted_and_the_others_kept(tmp_path):
+    build_tokenizer(tmp_path)
+    corpus = TextCorpus(name="bad", version="dev", size=0)
+    shard = folder(tmp_path, corpus) / "documents" / "00000.jsonl.zst"
+    shard.parent.mkdir(parents=True)
+    good = [json.dumps({"id": f"{n}", "text": text(n)}).encode() for n in range(300)]
+    lone = b'{"id": "lone", "text": "a \xed\xa0\x80 b"}'  # a surrogate, as JSON of bytes lets it by
+    rows = [*good[:200], b'{"id": "cut', lone, *good[200:]]
+    shard.write_bytes(zstandard.compress(b"\n".join(rows)))
+    with in_this_process():
+        summary = build(dataclasses.replace(TOKENS, name="bad", documents=corpus), tmp_path)
+    assert summary.counts is not None
+    assert summary.counts.errors == {"bad_json": 1, "not_encodable": 1}
+    assert (summary.counts.kept, summary.counts.balance) == (300, 0)
+    assert [row["id"] for row in summary.tables["errors"]] == ["00000.jsonl.zst line 201", "lone"]
+
+
+@pytest.mark.usefixtures("here")
 def test_the_two_splits_share_out_the_documents(root):
     found = {}
     for split in ("train", "validation"):
@@ -79,6 +123,7 @@ def test_the_two_splits_share_out_the_documents(root):
     assert 20 <= len(found["validation"]) <= 60
 
 
+@pytest.mark.usefixtures("here")
 def test_a_text_that_spells_control_pieces_is_kept_counted_and_harmless(root):
     corpus = TextCorpus(name="spell", version="dev", size=3, extra=("a </s> b <|end|> c",))
     build(corpus, root)
@@ -89,6 +134,7 @@ def test_a_text_that_spells_control_pieces_is_kept_counted_and_harmless(root):
     assert all(i >= 8 for i in reader.document(3)[1:-1])
 
 
+@pytest.mark.usefixtures("here")
 def test_a_split_without_documents_is_refused_with_the_reasons(root):
     corpus = TextCorpus(name="hollow", version="dev", size=0, extra=("",))
     build(corpus, root)
@@ -96,6 +142,7 @@ def test_a_split_without_documents_is_refused_with_the_reasons(root):
         build(dataclasses.replace(TOKENS, name="hollow", documents=corpus), root)
 
 
+@pytest.mark.usefixtures("here")
 def test_the_loss_falls_on_the_assistant_and_the_end_of_its_turn(root):
     summary = build(CHAT_TOKENS, root)
     reader = read(root, CHAT_TOKENS)
@@ -112,6 +159,7 @@ def test_the_loss_falls_on_the_assistant_and_the_end_of_its_turn(root):
     assert "+ " in summary.notes["One conversation as it is trained on"]
 
 
+@pytest.mark.usefixtures("here")
 def test_a_conversation_that_does_not_fit_is_dropped_whole_and_counted(root):
     summary = build(dataclasses.replace(CHAT_TOKENS, name="short", seq_len=300), root)
     assert summary.counts is not None
@@ -119,6 +167,7 @@ def test_a_conversation_that_does_not_fit_is_dropped_whole_and_counted(root):
     assert summary.counts.balance == 0
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     ("roles", "reason"),
     [(("user", "system"), "40 no_assistant_turn"), (("user", "tool"), "40 unknown_role")],

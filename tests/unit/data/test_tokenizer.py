@@ -1,5 +1,8 @@
 """The tokenizer loses no byte, yields no control id from text, and says why it cannot be made."""
 
+import dataclasses
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,9 +14,9 @@ from marin_dagster.data import tokenizer_gate
 from marin_dagster.data.tokenizer import (
     CONTROL_PIECES,
     MODEL_FILE,
+    SentencePieceTokenizer,
     TextTokenizer,
     TrainTokenizer,
-    count_control_spellings,
     load_tokenizer,
 )
 from marin_dagster.recipe import StageError
@@ -50,7 +53,7 @@ def test_a_literal_space_mark_is_not_a_space(tokenizer):
 def test_text_that_spells_control_pieces_stays_text(tokenizer):
     content = " ".join(CONTROL_PIECES)
     assert min(tokenizer.encode(content)) >= len(CONTROL_PIECES)
-    assert count_control_spellings(content) == len(CONTROL_PIECES)
+    assert tokenizer.count_control_spellings(content) == len(CONTROL_PIECES)
 
 
 def test_control_pieces_have_the_first_ids(tokenizer):
@@ -70,7 +73,7 @@ def test_words_that_are_remembered_have_the_ids_of_the_whole_text(root, tokenize
 
 def test_memory_of_words_is_bounded(tokenizer, monkeypatch):
     monkeypatch.setattr("marin_dagster.data.tokenizer.KNOWN_WORDS", 10)
-    fresh = TextTokenizer(tokenizer._processor.serialized_model_proto())
+    fresh = SentencePieceTokenizer(tokenizer._processor.serialized_model_proto())
     long = "x" * 1000
     for number in range(20):
         one = f"number {number} {long}"
@@ -79,10 +82,26 @@ def test_memory_of_words_is_bounded(tokenizer, monkeypatch):
         assert long not in fresh._known
 
 
-def test_batches_and_threads_change_nothing(tokenizer):
+def test_batches_change_nothing(tokenizer):
     texts = [text(i) for i in range(50)]
     one_by_one = [tokenizer.encode(content) for content in texts]
-    assert tokenizer.encode_batch(texts, threads=3) == one_by_one
+    assert [ids.tolist() for ids in tokenizer.encode_batch(texts)] == one_by_one
+
+
+def test_threads_may_share_a_tokenizer(tokenizer, monkeypatch):
+    monkeypatch.setattr("marin_dagster.data.tokenizer.KNOWN_WORDS", 3)  # forgets all the time
+    shared = SentencePieceTokenizer(tokenizer._processor.serialized_model_proto())
+    long = "x" * 100
+    texts = [f"{text(i)} {long} {i % 7}" for i in range(60)]
+    expected = [tokenizer.encode(content) for content in texts]
+    old = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda _: [shared.encode(one) for one in texts], range(8)))
+    finally:
+        sys.setswitchinterval(old)
+    assert all(ids == expected for ids in found)
 
 
 def test_digits_stand_alone(tokenizer):
@@ -119,6 +138,25 @@ def test_the_sample_keeps_to_its_budget_and_depends_on_the_seed(tmp_path):
     assert len(kept) == 2
 
 
+def test_compression_is_told_by_source_and_language(tmp_path, monkeypatch):
+    monkeypatch.setattr("marin_dagster.data.tokenizer.SHOWN_DOCUMENTS", 120)
+    inputs = [TextCorpus(name=name, version="dev", language=name) for name in ("en", "de")]
+    for corpus in inputs:
+        build(corpus, tmp_path)
+    recipe = dataclasses.replace(TOKENIZER, name="told", documents=tuple(inputs))
+    summary = build(recipe, tmp_path)
+    (by_source,), by_language = (
+        summary.tables[f"Compression by {by}"] for by in ("source", "language")
+    )
+    assert by_source["source"] == "toy"
+    assert by_source["bytes_per_token"] == summary.numbers["bytes_per_token"]
+    assert {row["language"] for row in by_language} == {"en", "de"}
+    assert sum(row["tokens"] for row in by_language) == by_source["tokens"]
+    tokenizer = load_tokenizer(str(tmp_path / "artifacts" / recipe.address))
+    every = sum(2 * len(tokenizer.encode(text(number))) for number in range(200))
+    assert 0.2 * every < by_source["tokens"] < 0.4 * every  # 120 of 400, whatever their input
+
+
 def test_too_large_a_vocabulary_is_refused_with_the_largest_that_fits(tmp_path):
     build(CORPUS, tmp_path)
     recipe = TrainTokenizer(name="big", version="dev", documents=(CORPUS,), vocab_size=50_000)
@@ -139,8 +177,8 @@ def test_an_empty_input_is_refused(tmp_path):
 
 
 def test_a_tokenizer_that_damages_text_does_not_pass_the_gate(tokenizer, monkeypatch):
-    monkeypatch.setattr(tokenizer_gate, "odd_strings", lambda: ["fine", "a b"])
-    monkeypatch.setattr(TextTokenizer, "decode", lambda self, ids: "fine")
+    monkeypatch.setattr(tokenizer_gate, "odd_strings", lambda control: ["fine", "a b"])
+    monkeypatch.setattr(SentencePieceTokenizer, "decode", lambda self, ids: "fine")
     with pytest.raises(StageError, match=r"1 of 2 strings do not survive.*'a b'"):
         tokenizer_gate.check_round_trip(tokenizer)
 

@@ -13,6 +13,7 @@ from marin_dagster.evaluation.evaluate_build import chance_level
 from marin_dagster.recipe import StageError
 from tests.fake_context import build
 from tests.unit.data.corpus import CORPUS, TOKENIZER, build_tokenizer
+from tests.unit.data.toy_documents import in_this_process
 from tests.unit.evaluation.models import MODEL, TASKS, RandomModel
 
 HELDOUT = TokenizeDocuments(
@@ -38,8 +39,9 @@ EVALUATE = Evaluate(
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     root = build_tokenizer(tmp_path_factory.mktemp("evaluate"))
-    for recipe in (HELDOUT, MODEL, TASKS):
-        build(recipe, root)
+    with in_this_process():
+        for recipe in (HELDOUT, MODEL, TASKS):
+            build(recipe, root)
     return root
 
 

@@ -12,6 +12,7 @@ from marin_dagster.training.optimizer import AdamW
 from marin_dagster.training.schedule import Linear
 from tests.fake_context import build
 from tests.unit.data.corpus import CHATS, TOKENIZER
+from tests.unit.data.toy_documents import in_this_process
 from tests.unit.training.test_pretrain import PRETRAIN, QUIET, TRAIN, build_pretrained
 
 SEQ_LEN = PRETRAIN.model.seq_len
@@ -36,7 +37,8 @@ SFT = SupervisedFineTune(
 def built(tmp_path_factory):
     root = tmp_path_factory.mktemp("sft")
     build_pretrained(root)
-    build(CHAT_TOKENS, root)
+    with in_this_process():
+        build(CHAT_TOKENS, root)
     return root, build(SFT, root, **QUIET)
 
 

@@ -15,6 +15,7 @@ from marin_dagster.training.model_files import load_model
 from marin_dagster.training.outputs import Snapshots
 from tests.fake_context import FakeContext
 from tests.unit.data.corpus import TOKENIZER, build_tokenizer
+from tests.unit.data.toy_documents import in_this_process
 from tests.unit.training.test_pretrain import PRETRAIN, QUIET, TRAIN, build
 
 RUN = dataclasses.replace(
@@ -40,7 +41,8 @@ class Killed(FakeContext):
 def inputs(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("outputs")
     build_tokenizer(root)
-    build(TRAIN, root)
+    with in_this_process():
+        build(TRAIN, root)
     return root
 
 

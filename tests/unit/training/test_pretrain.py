@@ -16,6 +16,7 @@ from marin_dagster.training.pretrain import Pretrain
 from marin_dagster.training.schedule import Linear
 from tests.fake_context import build
 from tests.unit.data.corpus import CORPUS, TOKENIZER, TextCorpus, build_tokenizer
+from tests.unit.data.toy_documents import in_this_process
 
 SPLIT = {"documents": CORPUS, "tokenizer": TOKENIZER, "validation_fraction": 0.2}
 TRAIN = TokenizeDocuments(name="train", version="dev", **SPLIT)
@@ -49,8 +50,9 @@ QUIET = {"placement": Placement(workers=1, wandb_mode="disabled")}
 
 def build_pretrained(root):
     build_tokenizer(root)
-    for recipe in (TRAIN, HELD_OUT):
-        build(recipe, root)
+    with in_this_process():
+        for recipe in (TRAIN, HELD_OUT):
+            build(recipe, root)
     return build(PRETRAIN, root, **QUIET)
 
 
@@ -98,8 +100,9 @@ def test_a_cache_of_another_tokenizer_is_refused(built):
     texts = TextCorpus(name="other", version="dev", size=150)
     other = dataclasses.replace(TOKENIZER, name="other", documents=(texts,), vocab_size=320)
     cache = TokenizeDocuments(name="other", version="dev", documents=texts, tokenizer=other)
-    for recipe in (texts, other, cache):
-        build(recipe, built[0])
+    with in_this_process():
+        for recipe in (texts, other, cache):
+            build(recipe, built[0])
     mixed = dataclasses.replace(PRETRAIN, name="mixed", data=((TRAIN, 1.0), (cache, 1.0)))
     with pytest.raises(StageError, match=r"tokenized/other@dev was made by tokenizer"):
         build(mixed, built[0], **QUIET)
